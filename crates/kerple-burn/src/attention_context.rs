@@ -34,6 +34,8 @@ pub struct AttentionContext {
     pub bias: AttentionBias,
     /// Forget gates, from the layer's normed rows.
     pub gates: Option<GateProjection>,
+    /// Gates of features, from the layer's normed rows.
+    pub feature_gates: Option<FeatureGateProjection>,
     /// A relative bias, from the layer's normed rows.
     pub relative: Option<RelativeProjection>,
     /// What linear attention takes in place of a bias.
@@ -83,11 +85,16 @@ impl AttentionContext {
     ///
     /// # Panics
     /// When there are gates or a relative bias in one of the two only.
-    pub fn scores(&self, FromRows { gates, relative }: FromRows) -> ScoreContext {
+    pub fn scores(&self, FromRows { gates, feature_gates, relative }: FromRows) -> ScoreContext {
         assert_eq!(self.gates.is_some(), gates.is_some(), "a layer computes gates from its rows before its attention");
+        assert_eq!(
+            self.feature_gates.is_some(),
+            feature_gates.is_some(),
+            "a layer computes gates of features likewise"
+        );
         assert_eq!(self.relative.is_some(), relative.is_some(), "a layer computes its relative bias likewise");
         let kernel = self.gates.as_ref().and_then(|gates| gates.kernel.clone());
-        ScoreContext { mask: self.mask.clone(), bias: self.bias.clone(), gates, kernel, relative }
+        ScoreContext { mask: self.mask.clone(), bias: self.bias.clone(), gates, kernel, feature_gates, relative }
     }
 }
 
@@ -96,6 +103,8 @@ impl AttentionContext {
 pub struct FromRows {
     /// Gates of all keys, `[B, H, K]`.
     pub gates: Option<Tensor<3>>,
+    /// Gates of all features of all keys, `[B, H, K, D]`.
+    pub feature_gates: Option<Tensor<4>>,
     /// The relative bias of the queries.
     pub relative: Option<RelativeTensors>,
 }
@@ -112,6 +121,10 @@ pub struct ScoreContext {
     pub gates: Option<Tensor<3>>,
     /// Cumulative gates are learned positions of this kernel; `None`: they are added.
     pub kernel: Option<KernelTensors>,
+    /// Logarithms of gates of all features of all keys, at most 0, `[B, H, K, D]`, for a causal mask: products of queries and keys are
+    /// multiplied by `e` to what their cumulative sums fall, see
+    /// [`decay_cumsum`](kerple_core::forms::ScoreTable::decay_cumsum). Not together with a score modification or a feature decay.
+    pub feature_gates: Option<Tensor<4>>,
     /// A relative bias per row, for a causal mask. Not together with a score modification.
     pub relative: Option<RelativeTensors>,
 }
@@ -146,6 +159,19 @@ pub struct GateProjection {
     pub map: GateMap,
     /// Of gates that are steps of learned positions.
     pub kernel: Option<KernelTensors>,
+}
+
+/// Gates of features, `ln sigmoid(x W + b)`, that a layer computes from its normed rows `x`, `[B, L, M]`.
+#[derive(Clone, Debug)]
+pub struct FeatureGateProjection {
+    /// W, `[M, H D]`, or its factors, `[M, R]` and `[R, H D]`.
+    pub weights: Vec<Tensor<2>>,
+    /// b, `[H D]`.
+    pub bias: Tensor<1>,
+    /// Features of a head, D.
+    pub head_dim: usize,
+    /// A gate `g` becomes `bound (e^(g / bound) - 1)`.
+    pub bound: Option<f64>,
 }
 
 /// A relative bias whose rows a layer computes from its normed rows `x`, `[B, L, M]`: `x W`.

@@ -6,8 +6,8 @@ mod snapshot;
 pub use snapshot::EncodingSnapshot;
 
 use crate::attention_context::{
-    AttentionBias, AttentionContext, AttentionMask, DecayTensors, ExponentialTensors, GateProjection, KernelTensors,
-    LinearContext, Mask, RelativeProjection, RotaryTables, StochasticCode,
+    AttentionBias, AttentionContext, AttentionMask, DecayTensors, ExponentialTensors, FeatureGateProjection,
+    GateProjection, KernelTensors, LinearContext, Mask, RelativeProjection, RotaryTables, StochasticCode,
 };
 use crate::forward_context::{ForwardContext, POSITIONS};
 use crate::implementation::{DeviceKind, Impl};
@@ -23,7 +23,8 @@ use kerple_core::encoding::{
     Clamp, ConfigError, Encoding, EncodingParameter, FormPositions, Geometry, Injection, ParameterShare,
 };
 use kerple_core::encoding::{EncodingForm, Jacobian, ScoreModForm, TableJacobian};
-use kerple_core::forms::{Absolute, DistanceTable, PositionKernel, Rotary, Sides};
+use kerple_core::forms::{Absolute, DistanceTable, FeatureGates, PositionKernel, Rotary, Sides};
+use kerple_core::ops::gate_cumsum::GateMap;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -365,6 +366,10 @@ impl PositionalEncoding {
             Injection::Gates { .. } => {
                 AttentionContext { gates: Some(self.gate_projection(layer, options.1)), ..causal }
             }
+            Injection::FeatureGates { .. } => {
+                let (gates, feature_gates) = self.feature_gate_projection(layer, options.1);
+                AttentionContext { gates, feature_gates: Some(feature_gates), ..causal }
+            }
             Injection::RelativeBias => {
                 AttentionContext { relative: Some(self.relative_projection(layer, options.1)), ..causal }
             }
@@ -432,6 +437,26 @@ impl PositionalEncoding {
             KernelTensors { kernel, parameters: parameters * scales }
         });
         GateProjection { weight, bias, map: gates.map, kernel }
+    }
+
+    /// What a layer computes its gates of heads, where it has them, and of features with.
+    fn feature_gate_projection(&self, layer: usize, dtype: DType) -> (Option<GateProjection>, FeatureGateProjection) {
+        let FeatureGates { rank, bound, scalar } =
+            self.encoding.feature_gates(&self.geometry).expect("this encoding has gates of features");
+        let Geometry { heads, head_dim, d_model, .. } = *self.geometry;
+        let mut stored = self.stored(layer).into_iter().map(|values| cast(values, dtype));
+        let mut next = || stored.next().expect("gates of features have weights and a bias");
+        let width = heads * head_dim;
+        let weights = match rank {
+            None => vec![next().reshape([d_model, width])],
+            Some(rank) => vec![next().reshape([d_model, rank]), next().reshape([rank, width])],
+        };
+        let features = FeatureGateProjection { weights, bias: next(), head_dim, bound };
+        let of_heads = scalar.then(|| {
+            let weight = Some(next().reshape([d_model, heads]));
+            GateProjection { weight, bias: next(), map: GateMap::LogSigmoid, kernel: None }
+        });
+        (of_heads, features)
     }
 
     /// What a layer computes its relative bias with.

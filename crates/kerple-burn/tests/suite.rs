@@ -4,6 +4,7 @@ mod blocks;
 mod common;
 mod custom_ops;
 mod documents;
+mod feature_gates;
 mod learned_positions;
 mod linear;
 mod positional_encoding;

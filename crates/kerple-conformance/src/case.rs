@@ -109,6 +109,12 @@ impl<'a> Case<'a> {
         places.into_iter().find(|value| !value.is_null()).unwrap_or(&Value::Null)
     }
 
+    /// Keys of each sequence that are no padding, where a case has padding.
+    pub fn lengths(&self) -> Option<Vec<usize>> {
+        let length = |value: &Value| value.as_u64().map(|length| length as usize);
+        self.setting("lengths").as_array()?.iter().map(length).collect()
+    }
+
     pub fn optional_number(&self, key: &str) -> Option<f64> {
         self.setting(key).as_f64()
     }

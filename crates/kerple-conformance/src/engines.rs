@@ -81,6 +81,7 @@ pub(crate) fn forward_backward<T: Number>(
         d_score_mod: found.d_map.as_deref_mut(),
         d_sinks: found.d_sinks.as_deref_mut(),
         d_gate_cumsum: found.d_clocks.as_deref_mut(),
+        d_decay_cumsum: None,
         d_positions: found
             .d_positions
             .as_mut()

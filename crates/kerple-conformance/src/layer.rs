@@ -109,6 +109,7 @@ impl ReferenceLayer {
             | EncodingForm::Absolute(_)
             | EncodingForm::Rotary(_)
             | EncodingForm::Gates(_)
+            | EncodingForm::FeatureGates(_)
             | EncodingForm::RelativeBias(_)
             | EncodingForm::Code(_) => (DistanceTable::default(), None),
         };
@@ -235,6 +236,7 @@ pub(crate) fn d_values(
         | EncodingForm::Rotary(_)
         | EncodingForm::Table(_)
         | EncodingForm::Gates(_)
+        | EncodingForm::FeatureGates(_)
         | EncodingForm::RelativeBias(_)
         | EncodingForm::Code(_) => 0,
     };

@@ -3,6 +3,7 @@
 mod inkling;
 mod inkling_layer;
 mod sink_tokens;
+mod wall;
 
 use crate::case::{AttentionInputs, Case};
 use crate::clocks::engines::{layer_rows, turned};
@@ -14,10 +15,9 @@ use kerple_core::ops::heads::{self, HeadNorm};
 use serde_json::json;
 
 /// Methods of the same collection that there is no engine for, by how the names of their cases begin.
-const NOT_BUILT: [(&str, &str); 8] = [
+const NOT_BUILT: [(&str, &str); 7] = [
     ("positions/inkling/bias", "a relative bias per row by itself"),
     ("positions/inkling/model_dense", "import of Inkling's models"),
-    ("positions/wall/", "cumulative gates per feature (Wall)"),
     ("positions/selective/", "rotations by learned angles (selective RoPE)"),
     ("positions/joint/", "decays and rotations together"),
     ("positions/pope/", "polar queries and keys (PoPE)"),
@@ -36,6 +36,7 @@ pub fn runner(name: &str) -> Option<CaseRunner> {
         "rotary" => Some(attention::run),
         "bam" => Some(bam),
         "plain" => Some(plain),
+        "wall" => Some(wall::run),
         "inkling" if name.starts_with("positions/inkling/layer_") => Some(inkling_layer::run),
         "inkling" => Some(inkling::attention),
         _ => None,

@@ -52,7 +52,7 @@ fn every_reference_value_of_clocks_is_met() {
 
 #[test]
 fn every_reference_value_of_positions_is_met() {
-    every_case_passes("positions2026", 14);
+    every_case_passes("positions2026", 27);
 }
 
 #[test]
@@ -197,9 +197,9 @@ fn a_method_that_is_not_built_is_not_covered() {
     assert_eq!((counts.passed, counts.failed, counts.not_covered), (0, 0, 1));
     assert_eq!(notes, ["not covered: stick-breaking attention"]);
     let (counts, notes) =
-        of_manifest("positions2026", r#"{"cases": [{"id": "positions/wall/plain"}, {"id": "wall/plain"}]}"#);
+        of_manifest("positions2026", r#"{"cases": [{"id": "positions/joint/pair"}, {"id": "joint/pair"}]}"#);
     assert_eq!((counts.passed, counts.failed, counts.not_covered), (0, 1, 1));
-    assert_eq!(notes[0], "not covered: cumulative gates per feature (Wall)");
+    assert_eq!(notes[0], "not covered: decays and rotations together");
 }
 
 /// The counts and notes of a folder of this name with this manifest alone.

@@ -33,6 +33,7 @@ macro_rules! run {
             d_score_mod: None,
             d_sinks: None,
             d_gate_cumsum: None,
+            d_decay_cumsum: None,
             d_positions: None,
             d_relative: None,
         };

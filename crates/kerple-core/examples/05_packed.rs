@@ -52,6 +52,7 @@ fn run(inputs: Inputs, longest: usize, batch: usize, documents: Option<&PackedDo
         d_score_mod,
         d_sinks,
         d_gate_cumsum: None,
+        d_decay_cumsum: None,
         d_positions: None,
         d_relative: None,
     };

@@ -27,6 +27,7 @@ pub mod sinusoidal;
 pub mod spe;
 pub mod t5;
 pub mod transformer_xl;
+pub mod wall;
 pub mod xpos;
 
 mod config;
@@ -53,7 +54,7 @@ pub use parameter::{EncodingParameter, ParameterInit, ParameterShare};
 pub use randomized::{FormPositions, Randomized};
 pub use renamed::{RENAMED, RenamedKey};
 
-use crate::forms::{Absolute, CodeForm, DistanceTable, ForgetGates, Rotary, RowProfiles, Sides};
+use crate::forms::{Absolute, CodeForm, DistanceTable, FeatureGates, ForgetGates, Rotary, RowProfiles, Sides};
 use crate::seed::{Purpose, stream_at};
 use serde::{Deserialize, Serialize};
 
@@ -235,6 +236,7 @@ impl Encoding {
             | EncodingForm::Absolute(_)
             | EncodingForm::Rotary(_)
             | EncodingForm::Gates(_)
+            | EncodingForm::FeatureGates(_)
             | EncodingForm::RelativeBias(_)
             | EncodingForm::Code(_) => DistanceTable { heads: geometry.heads, len, ..DistanceTable::default() },
         }
@@ -275,6 +277,7 @@ impl Encoding {
             | EncodingForm::Absolute(_)
             | EncodingForm::Table(_)
             | EncodingForm::Gates(_)
+            | EncodingForm::FeatureGates(_)
             | EncodingForm::RelativeBias(_)
             | EncodingForm::Code(_) => None,
         }
@@ -298,6 +301,15 @@ impl Encoding {
     pub fn gates(&self, geometry: &Geometry) -> Option<ForgetGates> {
         let Injection::Gates { .. } = self.entry() else { return None };
         let EncodingForm::Gates(gates) = self.form_of(geometry, &[], FormPositions::from(0)) else { return None };
+        Some(gates)
+    }
+
+    /// The gates of features that a layer makes of its rows, for methods that have them.
+    pub fn feature_gates(&self, geometry: &Geometry) -> Option<FeatureGates> {
+        let Injection::FeatureGates { .. } = self.entry() else { return None };
+        let EncodingForm::FeatureGates(gates) = self.form_of(geometry, &[], FormPositions::from(0)) else {
+            return None;
+        };
         Some(gates)
     }
 

@@ -274,6 +274,22 @@ pub struct ForgetGates {
     pub kernel: Option<PositionKernel>,
 }
 
+/// A gate of each token, head and feature, which a layer makes of its own normed rows `x`: `ln sigmoid(x W + b)`. Products of
+/// queries and keys are multiplied by `e` to what the running sums of gates fall from key to query; see
+/// [`ScoreTable::decay_cumsum`].
+///
+/// What is learned is an encoding's parameters: W, `[M, H D]`, or its two factors, `[M, R]` and `[R, H D]`; b, `[H D]`; then
+/// W, `[M, H]`, and b, `[H]`, of the gates of heads.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct FeatureGates {
+    /// Of W; `None`: full.
+    pub rank: Option<usize>,
+    /// A gate `g` becomes `bound (e^(g / bound) - 1)`, which is above `-bound`.
+    pub bound: Option<f64>,
+    /// Whether each head has a gate too, whose cumulative sums are added to scores.
+    pub scalar: bool,
+}
+
 /// A low-rank relative bias, see [`RelativeBias`], whose rows a layer makes of its own normed rows `x`: `x W`.
 ///
 /// What is learned is an encoding's parameters: W, `[M, H R]`, then the profiles, `[R, E]`.

@@ -50,16 +50,7 @@ impl ScoreModSpec {
     /// # Panics
     /// If there are not as many as the map takes.
     pub fn over<'a, T: Number>(&'a self, values: &'a [T], extent: ScoreModExtent) -> Box<dyn ScoreMod<T> + 'a> {
-        match self {
-            ScoreModSpec::Mixed(mixed) => match &mixed.network {
-                Some(network) if network.kernel > 1 => {
-                    Box::new(convolved::ConvolvedMod::new(mixed, network, values, extent))
-                }
-                _ => Box::new(mixed.over(values, extent)),
-            },
-            ScoreModSpec::Relative(relative) => Box::new(relative.over(values, extent)),
-            ScoreModSpec::Cope(cope) => Box::new(cope.over(values)),
-        }
+        T::score_mod(self, values, extent)
     }
 
     /// The numbers of [`ScoreModSpec::over`] that are computed from a method's own parameters, given those
@@ -69,6 +60,24 @@ impl ScoreModSpec {
             ScoreModSpec::Relative(relative) => relative.numbers(own, extent),
             ScoreModSpec::Mixed(_) | ScoreModSpec::Cope(_) => own.to_vec(),
         }
+    }
+}
+
+/// [`ScoreModSpec::over`], for [`CompiledEngines`](crate::attention::CompiledEngines).
+pub(crate) fn boxed<'a, T: Number>(
+    spec: &'a ScoreModSpec,
+    values: &'a [T],
+    extent: ScoreModExtent,
+) -> Box<dyn ScoreMod<T> + 'a> {
+    match spec {
+        ScoreModSpec::Mixed(mixed) => match &mixed.network {
+            Some(network) if network.kernel > 1 => {
+                Box::new(convolved::ConvolvedMod::new(mixed, network, values, extent))
+            }
+            _ => Box::new(mixed.over(values, extent)),
+        },
+        ScoreModSpec::Relative(relative) => Box::new(relative.over(values, extent)),
+        ScoreModSpec::Cope(cope) => Box::new(cope.over(values)),
     }
 }
 

@@ -1,7 +1,8 @@
 //! Memory that the engines take beyond inputs and outputs, counted by the allocator.
 
 use kerple_core::attention::{
-    self, AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, ScoreTransform, Strides, View, ViewMut,
+    self, AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, ScoreTable, ScoreTransform, Strides,
+    View, ViewMut,
 };
 use kerple_core::forms::{ScoreBlock, ScoreDependency, ScoreMod, ScoreModGradients, Sides};
 use kerple_core::score_mods::mixed::{Bias, Mixed};
@@ -52,7 +53,7 @@ fn of_forward_and_backward(dims: AttentionDims, scores: ScoreTransform<f32>, par
     let strides = Strides { batch: heads * len * head_dim, head: len * head_dim, row: head_dim };
     let input: Vec<f32> = (0..strides.batch).map(|i| (i % 7) as f32 / 7.0).collect();
     let mut results = vec![vec![0.0; strides.batch]; 4];
-    let (mut lse, mut d_parameters) = (vec![0.0; heads * len], vec![0.0; parameters]);
+    let (mut lse, mut d_parameters, mut d_decays) = (vec![0.0; heads * len], vec![0.0; parameters], Vec::new());
     let problem = AttentionProblem { scores, ..AttentionProblem::causal(dims, 0.125) };
     let view = View { data: &input, strides };
     let [out, d_q, d_k, d_v] = results.as_mut_slice() else { unreachable!("there are four") };
@@ -68,10 +69,15 @@ fn of_forward_and_backward(dims: AttentionDims, scores: ScoreTransform<f32>, par
         d_score_mod: None,
         d_sinks: None,
         d_gate_cumsum: None,
+        d_decay_cumsum: None,
         d_positions: None,
         d_relative: None,
     };
     let gradients = match scores {
+        ScoreTransform::Table(ScoreTable { decay_cumsum: Some(sums), .. }) => {
+            d_decays.resize(sums.data.len(), 0.0);
+            AttentionGradients { d_decay_cumsum: Some(&mut d_decays), ..none }
+        }
         ScoreTransform::Table(_) => AttentionGradients { d_bias: Some(&mut d_parameters), ..none },
         ScoreTransform::Mod(_) => AttentionGradients { d_score_mod: Some(&mut d_parameters), ..none },
     };
@@ -90,6 +96,24 @@ fn tables_cost_a_few_numbers_for_each_position() {
     let (positions, threads) = (4 * heads * len, rayon::current_num_threads());
     assert!(forward < 5 * positions / 4 + threads * (192 << 10), "{forward} bytes forward");
     assert!(backward < 13 * positions / 4 + threads * (448 << 10), "{backward} bytes; one head's scores are a GiB");
+}
+
+#[test]
+fn decays_by_content_cost_tiles_for_each_thread() {
+    let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let (heads, len, head_dim) = (2, 16384, 64);
+    let dims = AttentionDims { batch: 1, heads, kv_heads: heads, queries: len, keys: len, head_dim };
+    let strides = Strides { batch: heads * len * head_dim, head: len * head_dim, row: head_dim };
+    // some features steep
+    let sum = |at: usize| -((at / head_dim % len) as f64) * if (at % head_dim).is_multiple_of(9) { 2.0 } else { 1e-3 };
+    let sums: Vec<f64> = (0..heads * len * head_dim).map(sum).collect();
+    let decay_cumsum = Some(View { data: &sums[..], strides });
+    let scores = ScoreTransform::Table(ScoreTable { decay_cumsum, ..ScoreTable::PLAIN });
+    let [forward, backward] = of_forward_and_backward(dims, scores, 0);
+    // the mask, in the backward the means too; and tiles: half of an array of `[H, K, D]` would be 4 MiB
+    let (positions, threads) = (4 * heads * len, rayon::current_num_threads());
+    assert!(forward < positions + threads * (512 << 10), "{forward} bytes forward");
+    assert!(backward < 3 * positions + threads * (768 << 10), "{backward} bytes backward");
 }
 
 /// `z = s + parameter`, which a softmax does not see.

@@ -54,7 +54,9 @@ fn every_method_trains_composed_as_fused() {
     for kind in METHODS {
         assert_same_training(&plan(&encoding(kind), TrainConfig::default()), kind);
     }
-    for encoding in crate::common::maps() {
+    let walls = [r#"{"kind":"wall","rank":2}"#, r#"{"kind":"wall","g_max":0.5,"scalar_gate":true,"window":6}"#];
+    let walls = walls.map(|text| serde_json::from_str(text).unwrap());
+    for encoding in crate::common::maps().into_iter().chain(walls) {
         assert_same_training(&plan(&encoding, TrainConfig::default()), &encoding.label());
     }
 }

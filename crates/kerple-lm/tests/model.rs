@@ -44,6 +44,14 @@ fn every_encoding() -> Vec<Encoding> {
     all.push(Encoding { reach: Some(9), ..randomized("kerple_log") });
     let of_window = |kind| Encoding { window: Some(5), sink_tokens: Some(2), ..encoding(kind) };
     all.extend(["none", "kerple_log", "rotary", "xpos", "fox", "kerple_positions", "inkling"].map(of_window));
+    all.extend(
+        [
+            r#"{"kind":"wall","rank":2}"#,
+            r#"{"kind":"wall","g_max":0.5,"scalar_gate":true}"#,
+            r#"{"kind":"wall","scalar_gate":true,"window":5,"sink_tokens":2}"#,
+        ]
+        .map(|text| serde_json::from_str(text).unwrap()),
+    );
     all.push(Encoding { window: Some(3), sink_tokens: Some(4), ..randomized("kerple_log") });
     all.extend(crate::common::maps());
     let over_rotary: Encoding = serde_json::from_str(r#"{"kind":"dape","base":"rotary"}"#).unwrap();

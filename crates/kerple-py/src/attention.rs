@@ -451,6 +451,7 @@ impl<'a, T: Number + Element> TypedArrays<'a, T> {
                     bias,
                     weight,
                     feature_decay,
+                    decay_cumsum: None,
                     gate_cumsum: clocks,
                     positions,
                     relative,
@@ -705,6 +706,7 @@ fn backward<T: Number + Element>(
                     d_score_mod: d_map.as_deref_mut(),
                     d_sinks: d_sinks.as_deref_mut(),
                     d_gate_cumsum: d_clocks,
+                    d_decay_cumsum: None,
                     d_positions,
                     d_relative,
                 };

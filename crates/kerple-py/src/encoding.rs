@@ -199,7 +199,7 @@ impl PyEncoding {
     }
 
     /// Where it enters a model: `nowhere`, `embeddings`, `rotation`, `scores`, `map`, `gates`,
-    /// `learned_positions`, `relative` or `code`.
+    /// `learned_positions`, `feature_gates`, `relative` or `code`.
     #[getter]
     fn entry(&self) -> &'static str {
         match self.encoding.entry() {
@@ -210,6 +210,7 @@ impl PyEncoding {
             Injection::ScoreMod { .. } => "map",
             Injection::Gates { kernel: false } => "gates",
             Injection::Gates { kernel: true } => "learned_positions",
+            Injection::FeatureGates { .. } => "feature_gates",
             Injection::RelativeBias => "relative",
             Injection::Code => "code",
         }

@@ -5,7 +5,6 @@
 
 pub mod inputs;
 mod limits;
-pub mod machine;
 pub mod model;
 
 pub use crate::args::{Hardware, TimedModelOptions, TimingOptions, thread_count};
@@ -14,6 +13,7 @@ pub use limits::{array_bytes, check_memory};
 
 use crate::command_error::{CommandError, CommandResult};
 use crate::output::{print_json, resultln};
+use kerple_core::cpu::machine;
 use kerple_core::encoding::Encoding;
 use serde::Serialize;
 use std::time::Instant;

@@ -9,6 +9,7 @@ use crate::parameters::on_host;
 use burn::tensor::{Tensor, TensorData};
 use kerple_core::attention::{AttentionDims, Strides, View, ViewMut};
 use kerple_core::forms::{RelativeBias, Strided};
+use kerple_core::ops::gate_cumsum::clamp_gate;
 use kerple_core::ops::rotary::Turn;
 use std::ops::Range;
 
@@ -29,6 +30,8 @@ pub struct HostKv {
     values: Vec<f32>,
     /// Cumulative gates of query heads, `[B, H, capacity]`, where tokens have gates.
     gate_cumsum: Vec<f64>,
+    /// Those of features, `[B, H, capacity, D]`, where they have gates.
+    decay_cumsum: Vec<f64>,
     pub(super) rows_before: RowsBefore,
     pub(super) context: CachedContext,
 }
@@ -39,7 +42,7 @@ pub const INITIAL_CAPACITY: usize = 256;
 impl HostKv {
     /// Nothing yet.
     pub fn new(batch: usize, heads: Heads) -> HostKv {
-        let (keys, values, gate_cumsum) = (Vec::new(), Vec::new(), Vec::new());
+        let (keys, values, gate_cumsum, decay_cumsum) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let (rows_before, context) = (RowsBefore::default(), None);
         HostKv {
             batch,
@@ -51,6 +54,7 @@ impl HostKv {
             keys,
             values,
             gate_cumsum,
+            decay_cumsum,
             rows_before,
             context,
         }
@@ -67,7 +71,7 @@ impl HostKv {
         heads: Heads,
         scoring: &Scoring,
         context: &AttentionContext,
-        FromRows { gates, relative }: FromRows,
+        FromRows { gates, feature_gates, relative }: FromRows,
     ) -> Tensor<3> {
         let ([batch, len, _], device) = (qkv.dims(), qkv.device());
         let qkv = match heads.query_bias(&context.bias) {
@@ -87,9 +91,12 @@ impl HostKv {
         // without first tokens, the positions held follow one another
         let evicted = if pattern.sink_tokens() > 0 { self.evicted } else { 0 };
         self.push(&rows, len);
-        let has_gates = gates.is_some();
+        let (has_gates, has_feature_gates) = (gates.is_some(), feature_gates.is_some());
         if let Some(gates) = gates {
             self.extend_gate_cumsum(gates.into_data().iter::<f64>().collect(), len);
+        }
+        if let Some(gates) = feature_gates {
+            self.extend_decay_cumsum(gates.into_data().iter::<f64>().collect(), len);
         }
         let Heads { heads: query_heads, kv_heads, head_dim } = heads;
         let dims = AttentionDims { batch, heads: query_heads, kv_heads, queries: len, keys: self.len, head_dim };
@@ -109,6 +116,8 @@ impl HostKv {
         let view = |data, strides| View { data, strides };
         let rows = [view(&rows[start..], packed), view(&self.keys[..], held), view(&self.values[..], held)];
         let gate_cumsum = has_gates.then(|| Strided { values: &self.gate_cumsum[..], stride: self.capacity });
+        let of_decays = Strides { batch: query_heads * head, ..held };
+        let decay_cumsum = has_feature_gates.then(|| View { data: &self.decay_cumsum[..], strides: of_decays });
         let relative = relative.map(|RelativeTensors { rows, profiles }| (on_host(rows), on_host(profiles)));
         let relative = relative.as_ref().map(|(rows, profiles)| {
             let (rank, reach) = (rows.shape()[3], profiles.shape()[1]);
@@ -117,7 +126,7 @@ impl HostKv {
         });
         scores.forward(
             &inputs,
-            AttentionCall { dims, rows, gate_cumsum, relative, evicted, first_head: 0 },
+            AttentionCall { dims, rows, gate_cumsum, decay_cumsum, relative, evicted, first_head: 0 },
             ViewMut::new(&mut out, merged),
         );
         Tensor::from_data(TensorData::new(out, [batch, len, inner]), &device)
@@ -157,6 +166,20 @@ impl HostKv {
         }
     }
 
+    /// The same of features, `[B, H, len, D]`.
+    fn extend_decay_cumsum(&mut self, gates: Vec<f64>, len: usize) {
+        let Heads { heads, head_dim, .. } = self.heads;
+        kerple_core::check_shape!(gates, B = self.batch, H = heads, L = len, D = head_dim);
+        self.decay_cumsum.resize(self.batch * heads * self.capacity * head_dim, 0.0);
+        let before = self.len - len;
+        let of_heads = self.decay_cumsum.chunks_exact_mut(self.capacity * head_dim);
+        for (sums, gates) in of_heads.zip(gates.chunks_exact((len * head_dim).max(1))) {
+            for (at, gate) in (before * head_dim..).zip(gates) {
+                sums[at] = if before == 0 && at < head_dim { 0.0 } else { sums[at - head_dim] } + clamp_gate(*gate);
+            }
+        }
+    }
+
     /// Lets go of all but the first `sink_tokens` and the last `count` positions, once others take more room than those.
     fn evict_all_but(&mut self, sink_tokens: usize, count: usize) {
         if self.len <= sink_tokens + 2 * count.max(INITIAL_CAPACITY) {
@@ -166,7 +189,8 @@ impl HostKv {
         for rows in [&mut self.keys, &mut self.values] {
             move_to(sink_tokens, rows, self.capacity, held.clone(), self.heads.head_dim);
         }
-        move_to(sink_tokens, &mut self.gate_cumsum, self.capacity, held, 1);
+        move_to(sink_tokens, &mut self.gate_cumsum, self.capacity, held.clone(), 1);
+        move_to(sink_tokens, &mut self.decay_cumsum, self.capacity, held, self.heads.head_dim);
         self.evicted += self.len - sink_tokens - count;
         self.len = sink_tokens + count;
     }
@@ -183,6 +207,10 @@ impl HostKv {
         if !self.gate_cumsum.is_empty() {
             self.gate_cumsum =
                 grown(&self.gate_cumsum, [self.capacity, capacity], self.len, 1, self.batch * self.heads.heads);
+        }
+        if !self.decay_cumsum.is_empty() {
+            let heads = self.batch * self.heads.heads;
+            self.decay_cumsum = grown(&self.decay_cumsum, [self.capacity, capacity], self.len, head_dim, heads);
         }
         self.capacity = capacity;
     }

@@ -16,6 +16,8 @@ pub struct TensorKv {
     rows: Option<[Tensor<4>; 2]>,
     /// Gates of the same positions, `[B, H, L]`, where there are gates.
     gates: Option<Tensor<3>>,
+    /// Those of features, `[B, H, L, D]`.
+    feature_gates: Option<Tensor<4>>,
     linear: Option<LinearAttentionSettings>,
     implementation: Impl,
     pub(super) rows_before: RowsBefore,
@@ -24,7 +26,8 @@ pub struct TensorKv {
 
 impl TensorKv {
     pub(super) fn new(linear: Option<LinearAttentionSettings>, implementation: Impl) -> TensorKv {
-        TensorKv { rows: None, gates: None, linear, implementation, rows_before: RowsBefore::default(), context: None }
+        let (rows_before, context) = (RowsBefore::default(), None);
+        TensorKv { rows: None, gates: None, feature_gates: None, linear, implementation, rows_before, context }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -41,7 +44,7 @@ impl TensorKv {
         heads: Heads,
         scoring: &Scoring,
         context: &AttentionContext,
-        FromRows { gates, relative }: FromRows,
+        FromRows { gates, feature_gates, relative }: FromRows,
     ) -> Tensor<3> {
         let [batch, len, _] = qkv.dims();
         let [q, k, v] = heads.unpack(qkv);
@@ -52,23 +55,28 @@ impl TensorKv {
             None => [k, v],
         };
         self.rows = Some([k.clone(), v.clone()]);
-        self.gates = match (self.gates.take(), gates) {
-            (Some(gates), Some(new)) => Some(Tensor::cat(vec![gates, new], 2)),
-            (None, new) => new,
-            (gates, None) => gates,
-        };
-        let gates = self.gates.clone();
+        self.gates = extended(self.gates.take(), gates);
+        self.feature_gates = extended(self.feature_gates.take(), feature_gates);
+        let (gates, feature_gates) = (self.gates.clone(), self.feature_gates.clone());
         let a = match &self.linear {
             None => attention::attention(
                 q,
                 k,
                 v,
                 scoring.clone(),
-                &context.scores(FromRows { gates, relative }),
+                &context.scores(FromRows { gates, feature_gates, relative }),
                 self.implementation,
             ),
             Some(linear) => linear_attention::reference([q, k, v], linear, &context.mask, gates, &context.linear),
         };
         a.swap_dims(1, 2).reshape([batch, len, heads.inner()])
+    }
+}
+
+/// What is held with what is new behind it, on the axis of positions.
+fn extended<const D: usize>(held: Option<Tensor<D>>, new: Option<Tensor<D>>) -> Option<Tensor<D>> {
+    match (held, new) {
+        (Some(held), Some(new)) => Some(Tensor::cat(vec![held, new], 2)),
+        (held, new) => new.or(held),
     }
 }

@@ -80,6 +80,7 @@ pub fn attention(
         #[cfg(feature = "cube")]
         if context.relative.is_none()
             && context.kernel.is_none()
+            && context.feature_gates.is_none()
             && context.mask.documents.is_none()
             && implementation.has_kernel(&[DeviceKind::Gpu], &q)
         {
@@ -93,6 +94,7 @@ pub fn attention(
     let scores = ScoreInputs::add(&context.mask, &context.bias, scoring, keys, &mut inputs)
         .with_kernel(context.kernel.clone(), &mut inputs);
     let gates = context.gates.clone().map(|gates| inputs.add(context.mask.without_nan_in_padding(gates)));
+    let feature_gates = context.feature_gates.clone().map(|gates| inputs.add(gates));
     let relative = context.relative.clone().map(|RelativeTensors { rows, profiles }| RelativeInputs {
         rows: inputs.add(rows),
         profiles: inputs.add(profiles),
@@ -101,6 +103,7 @@ pub fn attention(
         own,
         scores,
         gates,
+        feature_gates,
         relative,
         #[cfg(feature = "cube")]
         known: if let AttentionBias::ScoreMod { known, .. } = &context.bias { known.clone() } else { Arc::default() },
@@ -179,6 +182,8 @@ pub(crate) struct AttentionCall<'a, T> {
     pub(crate) rows: [View<'a, T>; 3],
     /// Cumulative gates of query heads, where there are gates.
     pub(crate) gate_cumsum: Option<Strided<&'a [f64]>>,
+    /// Those of their features, where there are some.
+    pub(crate) decay_cumsum: Option<View<'a, f64>>,
     /// The relative bias of query heads, where there is one.
     pub(crate) relative: Option<RelativeBias<'a, T>>,
     /// Positions after the first tokens whose keys a KV cache no longer has.
@@ -191,6 +196,8 @@ pub(crate) struct AttentionCall<'a, T> {
 pub(crate) struct CallGrads<T> {
     /// In the cumulative gates.
     pub(crate) gate_cumsum: Option<Vec<f64>>,
+    /// In those of features.
+    decay_cumsum: Option<Vec<f64>>,
     /// In the rows and the profiles of the relative bias.
     relative: Option<[Vec<T>; 2]>,
 }
@@ -295,7 +302,8 @@ impl ScoreInputs {
             (Some(d_positions), Some(d_parameters)) => (None, Some(PositionGradients { d_positions, d_parameters })),
             (d_gate_cumsum, _) => (d_gate_cumsum, None),
         };
-        let AttentionDims { batch, heads, queries, .. } = call.dims;
+        let AttentionDims { batch, heads, queries, keys, head_dim, .. } = call.dims;
+        let mut decay_grads = call.decay_cumsum.map(|_| vec![0.0; batch * heads * keys * head_dim]);
         let mut relative =
             call.relative.map(|of| [batch * heads * queries * of.rank, of.profiles.len()].map(zeros::<T>));
         let d_relative = call.relative.zip(relative.as_mut()).map(|(of, [d_rows, d_profiles])| RelativeGradients {
@@ -311,6 +319,7 @@ impl ScoreInputs {
             d_score_mod,
             d_sinks,
             d_gate_cumsum,
+            d_decay_cumsum: decay_grads.as_deref_mut(),
             d_positions,
             d_relative,
         };
@@ -323,7 +332,7 @@ impl ScoreInputs {
                 found.put(place, gradient);
             }
         }
-        CallGrads { gate_cumsum: gate_grads, relative }
+        CallGrads { gate_cumsum: gate_grads, decay_cumsum: decay_grads, relative }
     }
 
     /// Calls `f` with the problem over these inputs.
@@ -333,7 +342,7 @@ impl ScoreInputs {
         call: AttentionCall<T>,
         f: impl FnOnce(&AttentionProblem<T>),
     ) {
-        let AttentionCall { dims, gate_cumsum, relative, evicted, first_head, .. } = call;
+        let AttentionCall { dims, gate_cumsum, decay_cumsum, relative, evicted, first_head, .. } = call;
         let heads = first_head..first_head + dims.heads;
         let score_mod = match &self.bias {
             BiasInputs::ScoreMod(kind, place) => {
@@ -352,12 +361,14 @@ impl ScoreInputs {
         };
         let scores = match &score_mod {
             Some(score_mod) => {
-                let alone = gate_cumsum.is_none() && positions.is_none() && relative.is_none();
+                let alone =
+                    gate_cumsum.is_none() && positions.is_none() && relative.is_none() && decay_cumsum.is_none();
                 assert!(alone, "score modifications take no cumulative gates and no relative bias");
                 kerple_core::forms::ScoreTransform::Mod(&**score_mod)
             }
             None => kerple_core::forms::ScoreTransform::Table(ScoreTable {
                 gate_cumsum,
+                decay_cumsum,
                 positions,
                 relative,
                 ..self.table(inputs, heads.clone())
@@ -413,6 +424,7 @@ struct AttentionOp {
     own: [usize; 3],
     scores: ScoreInputs,
     gates: Option<usize>,
+    feature_gates: Option<usize>,
     relative: Option<RelativeInputs>,
     /// Parameters of a score modification on the host.
     #[cfg(feature = "cube")]
@@ -462,20 +474,28 @@ impl AttentionOp {
         self.gates.map(|place| gates::cumsum_of_gates(inputs[place].slice::<T>(), keys, self.scores.documents()))
     }
 
+    fn decay_cumsum<T: FloatElement>(&self, inputs: &[HostArray], dims: AttentionDims) -> Option<Vec<f64>> {
+        let (sizes, documents) = ([dims.keys, dims.head_dim], self.scores.documents());
+        self.feature_gates.map(|place| gates::cumsum_of_features(inputs[place].slice::<T>(), sizes, documents))
+    }
+
     fn call<'a, T: FloatElement>(
         &self,
         inputs: &'a [HostArray],
-        gate_cumsum: &'a Option<Vec<f64>>,
+        [gate_cumsum, decay_cumsum]: [&'a Option<Vec<f64>>; 2],
     ) -> AttentionCall<'a, T> {
         let AttentionSizes { dims, queries, keys } = self.sizes(inputs);
         let view = |place: usize, strides| View { data: inputs[place].slice(), strides };
         let [q, k, v] = self.own;
         let rows = [view(q, queries), view(k, keys), view(v, keys)];
         let relative = self.relative.map(|relative| relative.of(inputs));
+        let (head, row) = (dims.keys * dims.head_dim, dims.head_dim);
+        let of_decays = Strides { batch: dims.heads * head, head, row };
         AttentionCall {
             dims,
             rows,
             gate_cumsum: strided_by_keys(gate_cumsum, dims),
+            decay_cumsum: decay_cumsum.as_deref().map(|data| View { data, strides: of_decays }),
             relative,
             evicted: 0,
             first_head: 0,
@@ -487,7 +507,9 @@ impl AttentionOp {
         let q = &inputs[self.own[0]];
         let mut out = zeros::<T>(q.slice::<T>().len());
         let gate_cumsum = self.gate_cumsum::<T>(inputs, dims.keys);
-        let lse = self.scores.forward(inputs, self.call(inputs, &gate_cumsum), ViewMut::new(&mut out, queries));
+        let decay_cumsum = self.decay_cumsum::<T>(inputs, dims);
+        let call = self.call(inputs, [&gate_cumsum, &decay_cumsum]);
+        let lse = self.scores.forward(inputs, call, ViewMut::new(&mut out, queries));
         let output = HostArray::from_vec(out, q.shape());
         OpOutput { saved: SavedForBackward::new((output.clone(), lse)), output }
     }
@@ -500,13 +522,19 @@ impl AttentionOp {
         let d_rows = [(&mut d_q, queries), (&mut d_k, keys), (&mut d_v, keys)].map(|(d, to)| ViewMut::new(d, to));
         let view = |array| View { data: HostArray::slice::<T>(array), strides: queries };
         let gate_cumsum = self.gate_cumsum::<T>(ctx.inputs, dims.keys);
-        let call = self.call(ctx.inputs, &gate_cumsum);
+        let decay_cumsum = self.decay_cumsum::<T>(ctx.inputs, dims);
+        let call = self.call(ctx.inputs, [&gate_cumsum, &decay_cumsum]);
         let saved = AttentionOutput { out: view(out), lse, d_out: view(ctx.d_output) };
-        let CallGrads { gate_cumsum, relative } = self.scores.backward(ctx, call, saved, d_rows, &mut found);
+        let CallGrads { gate_cumsum, decay_cumsum, relative } =
+            self.scores.backward(ctx, call, saved, d_rows, &mut found);
         self.own.into_iter().zip([d_q, d_k, d_v]).for_each(|(place, gradient)| found.put(place, gradient));
         if let (Some(place), Some(d_gate_cumsum)) = (self.gates, gate_cumsum) {
             let documents = self.scores.documents();
             found.put(place, gates::cumsum_of_gates_backward::<T>(&d_gate_cumsum, dims.keys, documents));
+        }
+        if let (Some(place), Some(d_cumsum)) = (self.feature_gates, decay_cumsum) {
+            let (sizes, documents) = ([dims.keys, dims.head_dim], self.scores.documents());
+            found.put(place, gates::cumsum_of_features_backward::<T>(&d_cumsum, sizes, documents));
         }
         if let (Some(RelativeInputs { rows, profiles }), Some([d_rows, d_profiles])) = (self.relative, relative) {
             found.put(rows, d_rows);

@@ -8,9 +8,10 @@
 //! for any type of rows; see [`kerple_core::ops::gate_cumsum`].
 
 use super::linear;
-use crate::attention_context::GateProjection;
+use crate::attention_context::{FeatureGateProjection, GateProjection};
 use crate::custom_op::{FloatElement, InputGrads, OpInputs};
 use crate::host_array::HostArray;
+use crate::implementation::Impl;
 use burn::tensor::{Tensor, activation};
 use kerple_core::attention::{DocumentSegment, PackedDocuments};
 use kerple_core::ops::gate_cumsum::{self, GateMap};
@@ -33,6 +34,29 @@ impl GateProjection {
             GateMap::Exp => logits.clamp(-GateMap::MOST, GateMap::MOST).exp(),
         };
         gates.swap_dims(1, 2)
+    }
+}
+
+impl FeatureGateProjection {
+    /// Gates `[B, H, L, D]` of normed rows `[B, L, M]`.
+    pub(crate) fn gates(&self, rows: &Tensor<3>, implementation: Impl) -> Tensor<4> {
+        let ([batch, len, _], last) = (rows.dims(), self.weights.len() - 1);
+        let logits = self.weights.iter().enumerate().fold(rows.clone(), |rows, (at, weight)| {
+            let bias = (at == last).then(|| self.bias.clone());
+            linear::linear(rows, super::LinearTensors { weight: weight.clone(), bias }, None, implementation)
+        });
+        // exact to rounding for gates however close to 1, which add up over thousands of tokens
+        let gates = logits.clone().clamp_max(0.0) - (logits.abs() * -1.0).exp().log1p();
+        let gates = match self.bound {
+            None => gates,
+            Some(bound) => {
+                // e^x - 1 = 2 t / (1 - t), t = tanh(x / 2)
+                let t = (gates / (2.0 * bound)).tanh();
+                t.clone() * (2.0 * bound) / (t * -1.0 + 1.0)
+            }
+        };
+        let heads = self.bias.dims()[0] / self.head_dim;
+        gates.reshape([batch, len, heads, self.head_dim]).swap_dims(1, 2)
     }
 }
 
@@ -107,6 +131,46 @@ pub(super) fn cumsum_of_gates_backward<T: FloatElement>(
     all
 }
 
+/// Cumulative gates of features of their logarithms, both `[B, H, K, D]`: from the first token of a sequence on, or of each document.
+pub(super) fn cumsum_of_features<T: FloatElement>(
+    gates: &[T],
+    [len, head_dim]: [usize; 2],
+    documents: Option<&PackedDocuments>,
+) -> Vec<f64> {
+    let mut all = vec![0.0; gates.len()];
+    for tokens in sequence_tokens(documents, gates.len() / (len * head_dim).max(1), len) {
+        let own = tokens.start * head_dim..tokens.end * head_dim;
+        gate_cumsum::of_features(&gates[own.clone()], head_dim, &mut all[own]);
+    }
+    all
+}
+
+/// The gradient of the gates of features, given that of their cumulative sums.
+pub(super) fn cumsum_of_features_backward<T: FloatElement>(
+    d_cumsum: &[f64],
+    [len, head_dim]: [usize; 2],
+    documents: Option<&PackedDocuments>,
+) -> Vec<T> {
+    let mut all = vec![T::ZERO; d_cumsum.len()];
+    for tokens in sequence_tokens(documents, d_cumsum.len() / (len * head_dim).max(1), len) {
+        let own = tokens.start * head_dim..tokens.end * head_dim;
+        gate_cumsum::of_features_backward(&d_cumsum[own.clone()], head_dim, &mut all[own]);
+    }
+    all
+}
+
+/// Where each head of each sequence or document lies in `[B, H, L]`, of so many rows `B H`.
+fn sequence_tokens(
+    documents: Option<&PackedDocuments>,
+    units: usize,
+    len: usize,
+) -> Box<dyn Iterator<Item = Range<usize>> + '_> {
+    match documents {
+        Some(documents) => Box::new(document_tokens(documents, units, len)),
+        None => Box::new((0..units).map(move |unit| unit * len..(unit + 1) * len)),
+    }
+}
+
 /// Where each head of each document lies in `[B, H, L]`, of so many rows `B H`.
 fn document_tokens(documents: &PackedDocuments, units: usize, len: usize) -> impl Iterator<Item = Range<usize>> + '_ {
     let heads = units / documents.rows().max(1);
@@ -175,6 +239,44 @@ impl GateProjectionInputs {
                 let mut d_bias = vec![T::ZERO; heads];
                 kerple_core::ops::gemm::add_rows(&d_logits, &mut d_bias);
                 found.put(self.bias, d_bias);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn::tensor::{Device, TensorData};
+
+    /// In f32, of gates however close to 1, against f64: values and the gradient in the logits.
+    #[test]
+    fn gates_of_features_are_exact_however_close_to_1() {
+        let device = Device::flex().autodiff();
+        let logits = [-90.0, -8.0, -0.5, 0.1, 3.0, 8.0, 15.0, 40.0];
+        let one = |values: Vec<f32>, shape| Tensor::<2>::from_data(TensorData::new(values, shape), &device);
+        for bound in [None, Some(0.86), Some(30.0)] {
+            // two heads of four features, of a row that is 1
+            let weight = one(logits.map(|a| a as f32).to_vec(), [1, 8]).require_grad();
+            let bias = Tensor::<1>::zeros([8], &device);
+            let of = FeatureGateProjection { weights: vec![weight.clone()], bias, head_dim: 4, bound };
+            let gates = of.gates(&Tensor::<3>::ones([1, 1, 1], &device), Impl::Reference);
+            assert_eq!(gates.dims(), [1, 2, 1, 4]);
+            let slopes = weight.grad(&gates.clone().sum().backward()).unwrap();
+            let gates: Vec<f64> = gates.into_data().iter::<f64>().collect();
+            let slopes: Vec<f64> = slopes.into_data().iter::<f64>().collect();
+            for ((a, gate), slope) in logits.iter().zip(gates).zip(slopes) {
+                let a = f64::from(*a as f32);
+                let free = gate_cumsum::log_sigmoid(a);
+                let expected = bound.map_or(free, |bound: f64| bound * (free / bound).exp_m1());
+                let expected_slope = bound.map_or(1.0, |bound: f64| (free / bound).exp()) / (1.0 + a.exp());
+                // a few roundings of f32, and its exponentials; at its bound a gate is one minus a number close to 1
+                assert!((gate - expected).abs() <= 1e-6 * expected.abs(), "{a} {bound:?}: {gate} {expected}");
+                let error = (slope - expected_slope).abs();
+                assert!(
+                    error <= 2e-6 * expected_slope + 1e-7 * f64::from(bound.is_some()),
+                    "{a} {bound:?}: {slope} {expected_slope}"
+                );
             }
         }
     }

@@ -63,6 +63,7 @@ pub(crate) fn from_rows(context: &AttentionContext, normed: &Tensor<3>, keys: us
     let at = positions(context, normed.dims()[1], keys);
     FromRows {
         gates: context.gates.as_ref().map(|gates| gates.gates(normed)),
+        feature_gates: context.feature_gates.as_ref().map(|gates| gates.gates(normed, implementation)),
         relative: context.relative.as_ref().map(|relative| relative.tensors(normed, &at, implementation)),
     }
 }

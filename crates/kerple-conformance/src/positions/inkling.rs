@@ -70,12 +70,11 @@ impl InklingLayer {
             _ => 1.0,
         };
         let factors: Vec<f64> = (0..queries.min(keys)).map(factor).collect();
-        let length = |value: &serde_json::Value| value.as_u64().map(|length| length as usize);
         let layer = InklingLayer {
             dims,
             scale: case.number("scale")?,
             window: case.optional_number("window").map(|window| window as usize),
-            lengths: case.setting("lengths").as_array().and_then(|all| all.iter().map(length).collect()),
+            lengths: case.lengths(),
             rank,
             reach,
             q: q?,
@@ -140,6 +139,7 @@ impl InklingLayer {
             d_score_mod: None,
             d_sinks: None,
             d_gate_cumsum: None,
+            d_decay_cumsum: None,
             d_positions: None,
             d_relative: Some(RelativeGradients {
                 d_rows: ViewMut::new(&mut d_rows, of_rows),

@@ -63,9 +63,12 @@ fn models_go_out_as_what_knows_them() {
 #[test]
 fn every_encoding_goes_out_or_is_refused_by_name() {
     let options = ExportOptions { family: Some(ModelFamily::Kerple), ..ExportOptions::default() };
-    let error = family_config(&of("\"kerple_positions\"", ""), &options).unwrap_err().to_string();
-    assert!(error.contains("the kernel on learned positions of kerple_positions"), "{error}");
-    for kind in kerple_core::encoding::METHODS.into_iter().filter(|kind| *kind != "kerple_positions") {
+    const REFUSED: [&str; 2] = ["kerple_positions", "wall"];
+    for (kind, what) in REFUSED.into_iter().zip(["the kernel on learned positions of", "the gates of features of"]) {
+        let error = family_config(&of(&format!("\"{kind}\""), ""), &options).unwrap_err().to_string();
+        assert!(error.contains(&format!("{what} {kind}")), "{error}");
+    }
+    for kind in kerple_core::encoding::METHODS.into_iter().filter(|kind| !REFUSED.contains(kind)) {
         let linear = if kind.ends_with("_spe") { "[model.block.attention.linear]\nn_features = 16\n" } else { "" };
         let plan = of(&format!("\"{kind}\""), linear);
         let found =

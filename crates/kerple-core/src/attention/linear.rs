@@ -291,11 +291,11 @@ pub fn forward<T: Number>(
     denominators: &mut [T],
 ) {
     check_forward(problem, &inputs, &out, denominators);
-    run_forward(problem, inputs, out, denominators, None);
+    T::linear_forward(problem, inputs, out, denominators, None);
 }
 
 /// Contracts with a code first, if there is one; what it makes are rows like others.
-fn run_forward<T: Number>(
+pub(super) fn run_forward<T: Number>(
     problem: &LinearAttentionProblem<T>,
     inputs: LinearAttentionInputs<T>,
     out: ViewMut<T>,
@@ -327,7 +327,7 @@ pub fn extend<T: Number>(
 ) {
     check_forward(problem, &inputs, &out, denominators);
     problem.check_chunk(state);
-    run_forward(problem, inputs, out, denominators, Some(state));
+    T::linear_forward(problem, inputs, out, denominators, Some(state));
 }
 
 fn check_forward<T: Number>(
@@ -383,7 +383,7 @@ pub fn backward<T: Number>(
     gradients: LinearAttentionGradients<T>,
 ) {
     check_backward(problem, &saved, &gradients);
-    run_backward(problem, saved, None, gradients);
+    T::linear_backward(problem, saved, None, gradients);
 }
 
 /// The same for a chunk of longer sequences that [`extend`] computed after `before`: `d_out` is
@@ -417,10 +417,10 @@ pub fn backward_chunk<T: Number>(
         later.len(),
         before.units.len()
     );
-    run_backward(problem, saved, Some((before, later)), gradients);
+    T::linear_backward(problem, saved, Some((before, later)), gradients);
 }
 
-fn run_backward<T: Number>(
+pub(super) fn run_backward<T: Number>(
     problem: &LinearAttentionProblem<T>,
     saved: LinearAttentionSaved<T>,
     ends: Option<(&RecurrentState<T>, &mut StateGradient<T>)>,

@@ -74,10 +74,18 @@ pub(super) fn forward_with<T: Number>(
     lse: &mut [T],
 ) {
     problem.check_forward(q, k, v, &out, lse);
-    T::dispatch(
-        set,
-        forward::RowBlockForward { inputs: RowBlockInputs { problem: *problem, map: map(problem), q, k, v }, out, lse },
-    );
+    T::row_block_forward(set, problem, [q, k, v], out, lse);
+}
+
+pub(super) fn run_forward<T: Number>(
+    set: InstructionSet,
+    problem: &AttentionProblem<T>,
+    [q, k, v]: [View<T>; 3],
+    out: ViewMut<T>,
+    lse: &mut [T],
+) {
+    let inputs = RowBlockInputs { problem: *problem, map: map(problem), q, k, v };
+    T::dispatch(set, forward::RowBlockForward { inputs, out, lse });
 }
 
 /// Writes every gradient of [`forward()`], given its results and the gradient of `out`.
@@ -96,6 +104,15 @@ pub(super) fn backward_with<T: Number>(
     gradients: AttentionGradients<T>,
 ) {
     problem.check_backward(&saved, &gradients);
+    T::row_block_backward(set, problem, saved, gradients);
+}
+
+pub(super) fn run_backward<T: Number>(
+    set: InstructionSet,
+    problem: &AttentionProblem<T>,
+    saved: AttentionSaved<T>,
+    gradients: AttentionGradients<T>,
+) {
     let inputs = RowBlockInputs { problem: *problem, map: map(problem), q: saved.q, k: saved.k, v: saved.v };
     T::dispatch(set, backward::RowBlockBackward { inputs, saved, gradients });
 }

@@ -62,7 +62,17 @@ pub fn forward_with<T: Number>(
     lse: &mut [T],
 ) {
     problem.check_forward(q, k, v, &out, lse);
-    T::dispatch(set, forward::TiledForward::new(problem, [q, k, v], out, lse));
+    T::tiled_forward(set, problem, [q, k, v], out, lse);
+}
+
+pub(super) fn run_forward<T: Number>(
+    set: InstructionSet,
+    problem: &AttentionProblem<T>,
+    rows: [View<T>; 3],
+    out: ViewMut<T>,
+    lse: &mut [T],
+) {
+    T::dispatch(set, forward::TiledForward::new(problem, rows, out, lse));
 }
 
 /// Writes every gradient of [`forward()`], given its results and the gradient of `out`.
@@ -81,6 +91,15 @@ pub fn backward_with<T: Number>(
     gradients: AttentionGradients<T>,
 ) {
     problem.check_backward(&saved, &gradients);
+    T::tiled_backward(set, problem, saved, gradients);
+}
+
+pub(super) fn run_backward<T: Number>(
+    set: InstructionSet,
+    problem: &AttentionProblem<T>,
+    saved: AttentionSaved<T>,
+    gradients: AttentionGradients<T>,
+) {
     T::dispatch(set, backward::TiledBackward { problem, saved, gradients });
 }
 

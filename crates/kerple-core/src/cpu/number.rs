@@ -1,5 +1,6 @@
 //! The two number types that everything which computes is written for.
 
+use crate::attention::CompiledEngines;
 use crate::cpu::elementary::{self, DENSITY_AT_ZERO};
 use crate::cpu::lanes::Dispatch;
 use crate::cpu::portable::One;
@@ -28,6 +29,7 @@ pub trait Number:
     + SubAssign
     + Sum
     + Dispatch
+    + CompiledEngines
     + 'static
 {
     /// 0

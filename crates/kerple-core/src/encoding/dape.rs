@@ -125,6 +125,7 @@ impl DapeBase {
                 base.fire().map_or(DapeInput::Other("already changes all heads together"), DapeInput::Fire)
             }
             Injection::Gates { .. } => DapeInput::Other("has a gate per token"),
+            Injection::FeatureGates { .. } => DapeInput::Other("has a gate per feature"),
             Injection::RelativeBias => DapeInput::Other("has a bias per row"),
             Injection::Code => DapeInput::Other("replaces queries and keys by codes"),
         }
@@ -238,6 +239,7 @@ impl Positional for DapeConfig {
                 | EncodingForm::Absolute(_)
                 | EncodingForm::ScoreMod(_)
                 | EncodingForm::Gates(_)
+                | EncodingForm::FeatureGates(_)
                 | EncodingForm::RelativeBias(_)
                 | EncodingForm::Code(_),
             ) => (Bias::None, neutral, None),

@@ -153,6 +153,7 @@ impl Encoding {
             Injection::Rotation { decays: true }
             | Injection::Scores(_)
             | Injection::ScoreMod { .. }
+            | Injection::FeatureGates { .. }
             | Injection::RelativeBias => None,
             Injection::Nowhere | Injection::Embeddings | Injection::Rotation { decays: false } => {
                 Some(InLinear::AsItIs)

@@ -1,7 +1,9 @@
 //! The form that a method passes to attention, and the Jacobian of its tables.
 
 use crate::cpu::reduce;
-use crate::forms::{Absolute, CodeForm, DistanceTable, ForgetGates, Rotary, RowProfiles, Sides, kept_columns};
+use crate::forms::{
+    Absolute, CodeForm, DistanceTable, FeatureGates, ForgetGates, Rotary, RowProfiles, Sides, kept_columns,
+};
 use crate::score_mods::ScoreModSpec;
 
 /// What a positional method hands over; a model passes it to the place it enters.
@@ -19,6 +21,8 @@ pub enum EncodingForm {
     ScoreMod(ScoreModForm),
     /// A change of scores by what tokens say.
     Gates(ForgetGates),
+    /// A decay of features of queries and keys by what tokens say.
+    FeatureGates(FeatureGates),
     /// A bias that rows make of their own features.
     RelativeBias(RowProfiles),
     /// A stochastic code of queries and keys.

@@ -8,7 +8,7 @@ use super::randomized::{FormPositions, Randomized};
 use super::{Emulate, Geometry};
 use super::{
     alibi, bam, cope, dape, expression, fire, fox, inkling, kerple, kerple_positions, learned, none, rotary, sandwich,
-    shaw, sinusoidal, spe, t5, transformer_xl, xpos,
+    shaw, sinusoidal, spe, t5, transformer_xl, wall, xpos,
 };
 use crate::calculus::expr::Expr;
 use crate::encoding::{EncodingForm, TableJacobian};
@@ -54,6 +54,12 @@ pub enum Injection {
     Gates {
         /// Whether they are learned positions of a kernel; otherwise they are added.
         kernel: bool,
+    },
+    /// Products of queries and keys, feature by feature, by cumulative gates that a layer's own rows set:
+    /// [`EncodingForm::FeatureGates`].
+    FeatureGates {
+        /// Whether heads have cumulative gates beside those, which are added to scores.
+        scalar: bool,
     },
     /// Scores, by a relative bias that a layer's own rows make: [`EncodingForm::RelativeBias`].
     RelativeBias,
@@ -269,6 +275,8 @@ methods! {
     "kerple_positions" KerplePositions(kerple_positions::KerplePositionsConfig),
     /// A low-rank relative bias that each row makes of its own features.
     "inkling" Inkling(inkling::InklingConfig),
+    /// Features of queries and keys that fade by what tokens say.
+    "wall" Wall(wall::WallConfig),
     /// Any expression of the kernel calculus.
     "kernel" Kernel(expression::ExpressionConfig),
     /// Stochastic positional encoding by sinusoids, for linear attention.

@@ -290,7 +290,7 @@ fn matrices_are_decayed_and_kernels_are_not() {
             // frequencies, filters and gates are the numbers of kernels, however many
             let code = matches!(encoding.method, Method::SineSpe(_) | Method::ConvSpe(_));
             // gates would be pulled to what they are without their rows
-            let gates = matches!(encoding.entry(), Injection::Gates { .. });
+            let gates = matches!(encoding.entry(), Injection::Gates { .. } | Injection::FeatureGates { .. });
             let decayed = (parameter.shape.len() > 1 && !code && !gates) || named;
             assert_eq!(parameter.decay, decayed, "{} {}", encoding.label(), parameter.name);
         }
@@ -344,9 +344,11 @@ fn beyond_training_every_method_is_defined_or_says_where_it_ends() {
         let finite = |rows: &Option<Vec<f64>>| rows.iter().flatten().all(|value| value.is_finite());
         let defined = match encoding.form(&GEOMETRY, &values, len - 1..len) {
             // gates are made of rows, wherever those are
-            EncodingForm::Nothing | EncodingForm::Gates(_) | EncodingForm::RelativeBias(_) | EncodingForm::Code(_) => {
-                true
-            }
+            EncodingForm::Nothing
+            | EncodingForm::Gates(_)
+            | EncodingForm::FeatureGates(_)
+            | EncodingForm::RelativeBias(_)
+            | EncodingForm::Code(_) => true,
             EncodingForm::Absolute(Absolute::Fixed(rows)) => {
                 rows.len() == GEOMETRY.d_model && rows.iter().all(|value| value.is_finite())
             }
@@ -441,6 +443,9 @@ fn every_key_changes_what_is_handed_over() {
         ("kerple_positions", "\"step\":\"exp\""),
         ("kerple_positions", "\"step_max\":3.0"),
         ("kerple_positions", "\"step_min\":0.1"),
+        ("wall", "\"rank\":4"),
+        ("wall", "\"g_max\":0.86"),
+        ("wall", "\"scalar_gate\":true"),
         ("inkling", "\"rank\":4"),
         ("inkling", "\"reach\":9"),
         ("inkling", "\"profiles\":0"),

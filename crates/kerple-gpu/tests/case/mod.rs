@@ -159,6 +159,7 @@ impl Case {
             d_score_mod: None,
             d_sinks: None,
             d_gate_cumsum: d_gate_cumsum.as_deref_mut(),
+            d_decay_cumsum: None,
             d_positions: None,
             d_relative: None,
         };

@@ -4,7 +4,7 @@
 //! With `n` tokens so far, `G` key and value heads, `H` heads of `D` features, per layer:
 //!
 //! ```text
-//! softmax      8 G D c, and 8 H c of gates; c is n as a power of two, 256 at least; of a window and the piece that is read
+//! softmax      8 G D c, and 8 H c of gates, 8 H D c of those of features; c is n as a power of two, 256 at least; of a window and the piece that is read
 //!              only; 4 H c for each table of the encoding, over the distances so far
 //! linear       the state, the random features and 256 positions of the noise of its code: of fixed size
 //! ```
@@ -45,7 +45,9 @@ fn of_layer(plan: &Plan, layer: &LayerSettings, length: usize) -> u64 {
         Injection::Scores(tables) => usize::from(tables.bias) + usize::from(tables.weight),
         _ => 0,
     };
-    let gates = if matches!(entry, Injection::Gates { .. }) { bytes(&[2, heads.heads, capacity]) } else { 0 };
+    let of_heads = matches!(entry, Injection::Gates { .. } | Injection::FeatureGates { scalar: true });
+    let of_features = if let Injection::FeatureGates { .. } = entry { heads.head_dim } else { 0 };
+    let gates = bytes(&[2, heads.heads, capacity, usize::from(of_heads) + of_features]);
     [
         bytes(&[2, heads.kv_heads, heads.head_dim, capacity]),
         gates,

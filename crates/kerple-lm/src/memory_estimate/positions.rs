@@ -81,6 +81,12 @@ fn encoding(
             let kept = if rows.training { layers + 4 + 2 * usize::from(kernel) } else { 4 };
             bytes(&[kept, rows.sequences, rows.positions, heads])
         }
+        // of every layer, whose rows differ: logits, gates and their gradients; while it is at work cumulative gates and their
+        // gradient, twice as wide
+        Injection::FeatureGates { .. } => {
+            let kept = if rows.training { 4 * layers + 4 } else { 6 };
+            bytes(&[kept, rows.sequences, rows.positions, heads, head_dim])
+        }
         // of every layer, whose rows differ: rows and their gradient
         Injection::RelativeBias => {
             let rank = encoding.row_profiles(geometry).map_or(0, |profiles| profiles.rank);

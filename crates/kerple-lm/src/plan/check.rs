@@ -182,6 +182,7 @@ fn check_growth(encoding: &Encoding, geometry: &Geometry, model: &ModelPlan) -> 
         | EncodingForm::Rotary(_)
         | EncodingForm::Table(_)
         | EncodingForm::Gates(_)
+        | EncodingForm::FeatureGates(_)
         | EncodingForm::RelativeBias(_)
         | EncodingForm::Code(_) => false,
     };

@@ -117,6 +117,7 @@ impl ModelPlan {
         let of_encoding = |encoding: &Encoding| match encoding.entry() {
             Injection::ScoreMod { .. } if encoding.is_fire() => None,
             Injection::ScoreMod { .. } => Some(format!("the score map of {}", encoding.label())),
+            Injection::FeatureGates { .. } => Some(format!("the gates of features of {}", encoding.label())),
             Injection::RelativeBias => Some(format!("the relative bias of {}", encoding.label())),
             Injection::Gates { .. } => Some(format!("the gates of {}", encoding.label())),
             Injection::Rotation { decays: true } => Some(format!("the decaying products of {}", encoding.label())),

@@ -27,8 +27,8 @@ pub fn query_chunked(
     implementation: Impl,
 ) -> Tensor<4> {
     let (q, keys) = (shifted(q, &context.bias), k.dims()[2]);
-    let per_row = context.relative.is_some() || context.kernel.is_some();
-    assert!(!per_row, "a relative bias per row and learned positions are not chunked over queries");
+    let per_row = context.relative.is_some() || context.kernel.is_some() || context.feature_gates.is_some();
+    assert!(!per_row, "a relative bias per row, learned positions and gates of features are not chunked over queries");
     let ScoreTerms { settings, tables: [bias, weight], own, sinks, gates, .. } = ScoreTerms::of(scoring, context, keys);
     let mut inputs = OpInputs::default();
     let rows = [q, k, v].map(|tensor| inputs.add(tensor));
@@ -145,6 +145,7 @@ impl QueryChunksOp {
             sinks: self.sinks.map(one),
             gates: self.gates.map(|place| sequences(tensor(&inputs[place]), chunk)),
             kernel: None,
+            feature_gates: None,
             relative: None,
         }
     }
@@ -176,7 +177,7 @@ fn leaf<const D: usize>(x: Tensor<D>) -> Tensor<D> {
 }
 
 fn leaves(terms: ScoreTerms) -> ScoreTerms {
-    let ScoreTerms { settings, tables, own, sinks, gates, kernel, relative } = terms;
+    let ScoreTerms { settings, tables, own, sinks, gates, kernel, feature_gates, relative } = terms;
     let tables = tables.map(|table| table.map(leaf));
     ScoreTerms {
         settings,
@@ -185,6 +186,7 @@ fn leaves(terms: ScoreTerms) -> ScoreTerms {
         sinks: sinks.map(leaf),
         gates: gates.map(leaf),
         kernel,
+        feature_gates,
         relative,
     }
 }

@@ -88,6 +88,8 @@ pub(super) struct ScoreTerms {
     pub(super) gates: Option<Tensor<3>>,
     /// Of gates that are steps of learned positions.
     pub(super) kernel: Option<KernelTensors>,
+    /// Of all keys, `[B, H, K, D]`.
+    pub(super) feature_gates: Option<Tensor<4>>,
     /// Of the queries of a call.
     pub(super) relative: Option<RelativeTensors>,
 }
@@ -96,7 +98,7 @@ impl ScoreTerms {
     /// Of attention over this many keys.
     pub(super) fn of(scoring: &Scoring, context: &ScoreContext, keys: usize) -> ScoreTerms {
         let Scoring { scale, softcap, sinks } = scoring.clone();
-        let ScoreContext { mask, bias, gates, kernel, relative } = context.clone();
+        let ScoreContext { mask, bias, gates, kernel, feature_gates, relative } = context.clone();
         let extent = mask.extent(keys, scale);
         let gates = gates.map(|gates| mask.without_nan_in_padding(gates));
         let tables = bias.tables().map(|table| table.cloned());
@@ -110,16 +112,17 @@ impl ScoreTerms {
         };
         let settings =
             ScoreSettings { scale, softcap, score_mod, feature_decay, mask, extent, implementation: Impl::Reference };
-        ScoreTerms { settings, tables, own, sinks, gates, kernel, relative }
+        ScoreTerms { settings, tables, own, sinks, gates, kernel, feature_gates, relative }
     }
 
     /// Scores of queries and keys at these positions.
     fn seen(&self, q: Tensor<4>, k: Tensor<4>, pairs: &QueryKeyPairs) -> AttentionScores {
         let ScoreSettings { scale, softcap, score_mod, feature_decay, mask, extent, implementation } = &self.settings;
         let k = repeat_heads(k, q.dims()[1]);
-        let products = match feature_decay.as_deref() {
-            None => product(q.clone(), k, true, *implementation),
-            Some(rates) => decayed_products(q.clone(), k, rates, pairs, *implementation),
+        let products = match (feature_decay.as_deref(), &self.feature_gates) {
+            (Some(rates), _) => decayed_products(q.clone(), k, rates, pairs, *implementation),
+            (None, Some(gates)) => gated_products(q.clone(), k, gates, pairs),
+            (None, None) => product(q.clone(), k, true, *implementation),
         };
         // a product, since the derivative of a division by a number is rounded to f32
         let scores = match softcap {
@@ -254,6 +257,17 @@ pub(in crate::ops) fn gate_differences(gates: &Tensor<3>, pattern: Mask, pairs: 
             differences * signs.unsqueeze::<4>()
         }
     }
+}
+
+/// Products of queries and keys whose features are gated, as they are defined: feature by feature of every pair. Keys after a query get
+/// plain products.
+fn gated_products(q: Tensor<4>, k: Tensor<4>, gates: &Tensor<4>, pairs: &QueryKeyPairs) -> Tensor<4> {
+    let ([batch, heads, all_keys, head_dim], [queries, keys]) = (gates.dims(), pairs.sizes());
+    let of_features = gates.clone().swap_dims(2, 3).reshape([batch, heads * head_dim, all_keys]);
+    let passed = GateCumsum::new(of_features).differences(pairs).clamp_max(0.0).exp();
+    let passed = passed.reshape([batch, heads, head_dim, queries, keys]);
+    let (q, k) = (q.swap_dims(2, 3).unsqueeze_dim::<5>(4), k.swap_dims(2, 3).unsqueeze_dim::<5>(3));
+    (q * k * passed).sum_dim(2).reshape([batch, heads, queries, keys])
 }
 
 /// Products of queries and keys whose features decay with distance; keys after a query get any numbers.

@@ -60,6 +60,9 @@ fn unknown_and_ill_typed_keys_are_refused() {
         (r#"{"kind":"rotary","frequencies":[1],"base":500}"#, "`frequencies`: base changes rates"),
         (r#"{"kind":"bam","beta":-0.7}"#, "`beta`: -0.7 is out of range, it must be between 0 and 4"),
         (r#"{"kind":"bam","beta":[-0.7,1]}"#, "`beta`: -0.7 is out of range"),
+        (r#"{"kind":"wall","rank":0}"#, "`rank`: 0 is out of range"),
+        (r#"{"kind":"wall","g_max":0}"#, "`g_max`: 0 is out of range, it must be above 0"),
+        (r#"{"kind":"wall","randomized":64}"#, "`randomized`: `wall` cannot be randomized"),
         (r#"{"kind":"inkling","rank":0}"#, "`rank`: 0 is out of range"),
         (r#"{"kind":"inkling","reach":0}"#, "`reach`: 0 is out of range"),
         (r#"{"kind":"inkling","log_scale":{"floor":0,"alpha":0.1}}"#, "`log_scale`: floor = 0 is out of range"),
@@ -206,6 +209,7 @@ fn variants() -> Vec<Encoding> {
         ("rotary", &[r#""scaling":"yarn""#, r#""scaling":{"kind":"yarn","factor":4}"#, r#""scaling":"ntk""#]),
         ("rotary", &[r#""keep":0.75"#, r#""keep":0.5"#, r#""keep":0.5,"scaling":"yarn""#]),
         ("rotary", &[r#""frequencies":[1,0.1,0]"#, r#""frequencies":[1,0.1,0.01],"width":6"#]),
+        ("wall", &[r#""rank":4"#, r#""g_max":0.86"#, r#""scalar_gate":true"#]),
         ("inkling", &[r#""rank":4"#, r#""reach":9"#, r#""log_scale":{"floor":8,"alpha":0.1}"#]),
         ("bam", &[r#""alpha":1"#, r#""beta":[0,1]"#, r#""theta_mu":0"#, r#""theta_mu":0.5"#]),
         ("rotary", &[r#""randomized":64"#, r#""randomized":640"#]),
@@ -369,6 +373,7 @@ fn a_form_enters_where_its_method_says() {
                 Injection::ScoreMod { tables: has(table), rotates: rotary.is_some() }
             }
             EncodingForm::Gates(gates) => Injection::Gates { kernel: gates.kernel.is_some() },
+            EncodingForm::FeatureGates(gates) => Injection::FeatureGates { scalar: gates.scalar },
             EncodingForm::RelativeBias(_) => Injection::RelativeBias,
             EncodingForm::Code(_) => Injection::Code,
         };

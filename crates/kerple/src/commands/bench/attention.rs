@@ -39,6 +39,8 @@ struct TimedAttention {
     /// Of learned positions, which the cumulative gates then are.
     kernel: Option<TimedKernel>,
     relative: Option<TimedRelative>,
+    /// Cumulative gates of features, and room for their gradient.
+    decays: Option<[Vec<f64>; 2]>,
     out: Vec<f32>,
     lse: Vec<f32>,
     d: [Vec<f32>; 3],
@@ -104,6 +106,7 @@ impl TimedAttention {
             clocks: None,
             kernel: None,
             relative: None,
+            decays: None,
             out: vec![0.0; elements],
             lse: vec![0.0; batch * heads * length],
             d: [0, 1, 2].map(|_| vec![0.0; elements]),
@@ -140,6 +143,17 @@ impl TimedAttention {
                 });
                 TimedAttention { d_clocks: Some(clocks.clone()), clocks: Some(clocks), kernel, ..plain }
             }
+            EncodingForm::FeatureGates(_) => {
+                let TimedSizes { batch, heads, head_dim, .. } = sizes;
+                // logits as normed rows make them with the first weights and biases, about N(8, 1/2)
+                let logits = noise(batch * heads * length * head_dim, 9);
+                let gates: Vec<f64> = logits.iter().map(|a| gate_cumsum::log_sigmoid(8.0 + f64::from(*a))).collect();
+                let mut sums = vec![0.0; gates.len()];
+                for (gates, sums) in gates.chunks(length * head_dim).zip(sums.chunks_mut(length * head_dim)) {
+                    gate_cumsum::of_features(gates, head_dim, sums);
+                }
+                TimedAttention { decays: Some([sums.clone(), sums]), ..plain }
+            }
             EncodingForm::RelativeBias(RowProfiles { rank, reach, .. }) => {
                 let rows = noise(sizes.batch * length * sizes.heads * rank, 9);
                 let profiles = cast(stored[1].clone());
@@ -171,6 +185,7 @@ impl TimedAttention {
             clocks,
             kernel,
             relative,
+            decays,
             out,
             lse,
             d,
@@ -182,6 +197,8 @@ impl TimedAttention {
             kernel.as_mut().map(|of| ((of.kernel, &of.parameters[..]), &mut of.d_parameters[..])).unzip();
         let (relative, d_relative) = relative.as_mut().map(|of| of.parts(dims)).unzip();
         let strides = *strides;
+        let (decays, d_decays) =
+            decays.as_mut().map(|[sums, d_sums]| (View { data: &sums[..], strides }, d_sums)).unzip();
         let extent = ScoreModExtent { sides: Sides::OneSided, len: dims.keys, scale: default_scale(dims.head_dim) };
         let map = map.as_ref().map(|(map, values)| map.over(values, extent));
         let problem = AttentionProblem {
@@ -199,6 +216,7 @@ impl TimedAttention {
                         bias,
                         weight: None,
                         feature_decay,
+                        decay_cumsum: decays,
                         gate_cumsum: if positions.is_some() { None } else { clocks },
                         positions,
                         relative,
@@ -230,6 +248,7 @@ impl TimedAttention {
                 d_score_mod: d_map,
                 d_sinks: None,
                 d_gate_cumsum,
+                d_decay_cumsum: d_decays.map(|d_sums| &mut d_sums[..]),
                 d_positions,
                 d_relative,
             };
@@ -241,8 +260,13 @@ impl TimedAttention {
     /// Everything the last run returned.
     fn results(&self) -> Vec<Vec<f32>> {
         let of_kernel = self.kernel.iter().map(|of| &of.d_parameters);
-        let clocks =
-            self.d_clocks.iter().chain(of_kernel).map(|values| values.iter().map(|value| *value as f32).collect());
+        let decays = self.decays.iter().map(|[_, d_sums]| d_sums);
+        let clocks = self
+            .d_clocks
+            .iter()
+            .chain(of_kernel)
+            .chain(decays)
+            .map(|values| values.iter().map(|value| *value as f32).collect());
         let relative = self.relative.iter().flat_map(|of| [&of.d_rows, &of.d_profiles]);
         let tables = self.d_bias.iter().chain(&self.d_map).chain(relative).cloned();
         [self.out.clone()].into_iter().chain(self.d.iter().cloned()).chain(tables).chain(clocks).collect()

@@ -1,10 +1,11 @@
-//! The peak performance of the machine, measured together with the work.
+//! The peak performance of the machine, to be measured together with work.
 
-use kerple_core::ops::gemm::{MatmulShape, Out, matmul};
+use crate::ops::gemm::{MatmulShape, Out, matmul};
 use rayon::prelude::*;
 use std::time::Instant;
 
 /// GFLOP/s of a large matrix product in f32 on the current threads: the best of a few runs.
+#[inline(never)]
 pub fn peak_gflops() -> f64 {
     const SIDE: usize = 1152;
     let (a, b) = (vec![1.0f32; SIDE * SIDE], vec![0.5f32; SIDE * SIDE]);
@@ -14,6 +15,7 @@ pub fn peak_gflops() -> f64 {
 }
 
 /// Bytes a second that the current threads read together from memory: the best of a few runs.
+#[inline(never)]
 pub fn bandwidth() -> f64 {
     let values = vec![1.0f32; 64 << 20];
     let seconds = best(4, || {

@@ -1,0 +1,144 @@
+//! Where engines and score modifications are compiled: here, once for each type of number.
+//!
+//! A generic function is compiled by the crate that calls it, at that crate's level of optimization, and an engine that is not
+//! optimized is a hundred times slower. These functions belong to types, not to callers.
+
+use super::linear::{
+    LinearAttentionGradients, LinearAttentionInputs, LinearAttentionProblem, LinearAttentionSaved, RecurrentState,
+    StateGradient,
+};
+use super::{AttentionGradients, AttentionProblem, AttentionSaved, View, ViewMut, linear, row_block, tiled};
+use crate::cpu::InstructionSet;
+use crate::forms::ScoreMod;
+use crate::score_mods::{self, ScoreModExtent, ScoreModSpec};
+
+/// The engines of a type of number, after the checks that every call makes.
+pub trait CompiledEngines: Sized {
+    /// [`tiled::forward`]
+    fn tiled_forward(
+        set: InstructionSet,
+        problem: &AttentionProblem<Self>,
+        rows: [View<Self>; 3],
+        out: ViewMut<Self>,
+        lse: &mut [Self],
+    );
+    /// [`tiled::backward`]
+    fn tiled_backward(
+        set: InstructionSet,
+        problem: &AttentionProblem<Self>,
+        saved: AttentionSaved<Self>,
+        gradients: AttentionGradients<Self>,
+    );
+    /// [`row_block::forward`]
+    fn row_block_forward(
+        set: InstructionSet,
+        problem: &AttentionProblem<Self>,
+        rows: [View<Self>; 3],
+        out: ViewMut<Self>,
+        lse: &mut [Self],
+    );
+    /// [`row_block::backward`]
+    fn row_block_backward(
+        set: InstructionSet,
+        problem: &AttentionProblem<Self>,
+        saved: AttentionSaved<Self>,
+        gradients: AttentionGradients<Self>,
+    );
+    /// [`ScoreModSpec::over`]
+    fn score_mod<'a>(
+        spec: &'a ScoreModSpec,
+        values: &'a [Self],
+        extent: ScoreModExtent,
+    ) -> Box<dyn ScoreMod<Self> + 'a>;
+    /// [`linear::forward`], or [`linear::extend`] with a state.
+    fn linear_forward(
+        problem: &LinearAttentionProblem<Self>,
+        inputs: LinearAttentionInputs<Self>,
+        out: ViewMut<Self>,
+        denominators: &mut [Self],
+        state: Option<&mut RecurrentState<Self>>,
+    );
+    /// [`linear::backward`], or [`linear::backward_chunk`] with the states around it.
+    fn linear_backward(
+        problem: &LinearAttentionProblem<Self>,
+        saved: LinearAttentionSaved<Self>,
+        ends: Option<(&RecurrentState<Self>, &mut StateGradient<Self>)>,
+        gradients: LinearAttentionGradients<Self>,
+    );
+}
+
+macro_rules! compiled {
+    ($($number:ident),+) => {
+        $(
+            impl CompiledEngines for $number {
+                #[inline(never)]
+                fn tiled_forward(
+                    set: InstructionSet,
+                    problem: &AttentionProblem<$number>,
+                    rows: [View<$number>; 3],
+                    out: ViewMut<$number>,
+                    lse: &mut [$number],
+                ) {
+                    tiled::run_forward(set, problem, rows, out, lse);
+                }
+                #[inline(never)]
+                fn tiled_backward(
+                    set: InstructionSet,
+                    problem: &AttentionProblem<$number>,
+                    saved: AttentionSaved<$number>,
+                    gradients: AttentionGradients<$number>,
+                ) {
+                    tiled::run_backward(set, problem, saved, gradients);
+                }
+                #[inline(never)]
+                fn row_block_forward(
+                    set: InstructionSet,
+                    problem: &AttentionProblem<$number>,
+                    rows: [View<$number>; 3],
+                    out: ViewMut<$number>,
+                    lse: &mut [$number],
+                ) {
+                    row_block::run_forward(set, problem, rows, out, lse);
+                }
+                #[inline(never)]
+                fn row_block_backward(
+                    set: InstructionSet,
+                    problem: &AttentionProblem<$number>,
+                    saved: AttentionSaved<$number>,
+                    gradients: AttentionGradients<$number>,
+                ) {
+                    row_block::run_backward(set, problem, saved, gradients);
+                }
+                #[inline(never)]
+                fn score_mod<'a>(
+                    spec: &'a ScoreModSpec,
+                    values: &'a [$number],
+                    extent: ScoreModExtent,
+                ) -> Box<dyn ScoreMod<$number> + 'a> {
+                    score_mods::boxed(spec, values, extent)
+                }
+                #[inline(never)]
+                fn linear_forward(
+                    problem: &LinearAttentionProblem<$number>,
+                    inputs: LinearAttentionInputs<$number>,
+                    out: ViewMut<$number>,
+                    denominators: &mut [$number],
+                    state: Option<&mut RecurrentState<$number>>,
+                ) {
+                    linear::run_forward(problem, inputs, out, denominators, state);
+                }
+                #[inline(never)]
+                fn linear_backward(
+                    problem: &LinearAttentionProblem<$number>,
+                    saved: LinearAttentionSaved<$number>,
+                    ends: Option<(&RecurrentState<$number>, &mut StateGradient<$number>)>,
+                    gradients: LinearAttentionGradients<$number>,
+                ) {
+                    linear::run_backward(problem, saved, ends, gradients);
+                }
+            }
+        )+
+    };
+}
+
+compiled!(f32, f64);
