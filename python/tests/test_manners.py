@@ -102,3 +102,21 @@ def test_a_call_that_fails_leaves_the_next_one_alone():
         with pytest.raises(ValueError, match="window = 0"):
             attention(q, q, q, window=0)
     assert attention(q, q, q).isfinite().all()
+
+
+def test_attention_is_compiled_with_optimization():
+    """Without it, attention is thirty times slower than PyTorch's."""
+    q, k, v = [torch.randn(1, 4, 1024, 64) for _ in range(3)]
+    bias = torch.zeros(4, 1024)
+
+    def best(call):
+        times = []
+        for _ in range(5):
+            start = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    ours = best(lambda: attention(q, k, v, bias=bias))
+    theirs = best(lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True))
+    assert ours < 6 * theirs, f"{ours:.4f} s, PyTorch's without a bias {theirs:.4f} s"

@@ -58,3 +58,22 @@ fn every_work_is_checked_and_timed() {
         assert_eq!(table.lines().count(), 1 + rows.len(), "{table}");
     }
 }
+
+/// An engine whose loops are compiled without optimization is fifty times slower, and slower than plain Burn operations.
+#[test]
+fn engines_are_optimized_whatever_their_caller_is() {
+    let place = Place::new();
+    let sizes = ["--lengths", "512", "--batch", "1", "--heads", "2", "--head-dim", "64", "--repeats", "3", "--json"];
+    let medians = |options: &[&str]| -> Vec<Value> {
+        let printed = place.ok(&[&["bench", "attention"], &sizes[..], options].concat());
+        printed.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    let of = |rows: &[Value], engine: &str| {
+        let own = rows.iter().filter(|row| row["engine"] == engine && row["backward"] == true && row["bias"] != "none");
+        own.filter_map(|row| row["median_ms"].as_f64()).fold(f64::INFINITY, f64::min)
+    };
+    let plain = medians(&[]);
+    assert!(3.0 * of(&plain, "tiled") < of(&plain, "composed"), "{plain:?}");
+    let mapped = medians(&["--encoding", "dape"]);
+    assert!(of(&mapped, "fused") < 15.0 * of(&mapped, "tiled"), "{mapped:?}");
+}

@@ -4,9 +4,9 @@
 //! e^(P_i - P_j) = e^(P_i - A) e^(A - P_j)        P: cumulative decays of a feature, which never increase; A: any number
 //! ```
 //!
-//! So a tile multiplies its queries by the first factor and its keys by the second, and is a product of rows again. After
-//! all keys of the tile, A is P at the last of them: both factors are at most 1, and what becomes 0 is below the smallest
-//! number beside any other score. Where the diagonal crosses the tile, A is in the middle of what a feature loses there: both
+//! So a tile multiplies its queries by the first factor and its keys by the second, and is a product of rows again. Where all
+//! keys of a tile are before its queries, A is P between them, at the last key or at the first query: both factors are at most
+//! 1, and what becomes 0 is below the smallest number beside any other score. Where the diagonal crosses the tile, A is in the middle of what a feature loses there: both
 //! factors of every visible pair are at most `e^30`. A feature that loses more than `e^60` within a tile is *steep*: its
 //! products are added pair by pair, as far as they are not 0.
 //!
@@ -55,7 +55,7 @@ pub(super) struct DecayTile<R> {
     pub(super) is_crossed: bool,
     /// Features whose products are added pair by pair.
     pub(super) steep: Vec<usize>,
-    /// What the rounding of exponents took, `[rows, width]`.
+    /// What the rounding of a token's exponents took, `[width]`.
     rest: Vec<R>,
     /// D rounded up to whole vectors.
     width: usize,
@@ -63,24 +63,24 @@ pub(super) struct DecayTile<R> {
 }
 
 impl<R: Number> DecayTile<R> {
-    /// For tiles of at most so many queries and keys.
-    pub(super) fn new(head_dim: usize, width: usize, most: usize) -> Self {
+    pub(super) fn new(head_dim: usize, width: usize) -> Self {
         DecayTile {
             reference: vec![0.0; head_dim],
             is_crossed: false,
             steep: Vec::new(),
-            rest: workers::scratch(most * width),
+            rest: workers::scratch(width),
             width,
             pairs: SteepColumn::default(),
         }
     }
 
-    /// Turns to the tile of the queries at these positions and of these keys.
-    pub(super) fn set(&mut self, decays: HeadDecays, queries: &Range<usize>, keys: &Range<usize>) {
+    /// Turns to the tile of the queries at these positions and of these keys. Where no key is after a query, exponents are
+    /// counted from this token between the two.
+    pub(super) fn set(&mut self, decays: HeadDecays, queries: &Range<usize>, keys: &Range<usize>, between: usize) {
         self.steep.clear();
         self.is_crossed = keys.end > queries.start + 1;
         if !self.is_crossed {
-            self.reference.copy_from_slice(decays.at(keys.end - 1));
+            self.reference.copy_from_slice(decays.at(between));
             return;
         }
         // visible pairs are within these tokens
@@ -94,57 +94,39 @@ impl<R: Number> DecayTile<R> {
         }
     }
 
-    /// `e^(P_i - A)` of these queries, `[queries, width]`.
+    /// `e^(P_i - A)` of these queries, or their rows times that, `[queries, width]`.
     pub(super) fn query_factors<L: Lanes<Number = R>>(
         &mut self,
         lanes: L,
-        decays: HeadDecays,
-        queries: Range<usize>,
+        (decays, queries): (HeadDecays, Range<usize>),
+        rows: Option<DecayedRows<R>>,
         to: &mut [R],
     ) {
-        self.factors(lanes, decays, queries, |sum, reference| sum - reference, to);
+        self.factors(lanes, (decays, queries), 1.0, rows, to);
     }
 
-    /// `e^(A - P_j)` of these keys, `[keys, width]`.
+    /// `e^(A - P_j)` of these keys, or their rows times that, `[keys, width]`.
     pub(super) fn key_factors<L: Lanes<Number = R>>(
         &mut self,
         lanes: L,
-        decays: HeadDecays,
-        keys: Range<usize>,
+        (decays, keys): (HeadDecays, Range<usize>),
+        rows: Option<DecayedRows<R>>,
         to: &mut [R],
     ) {
-        self.factors(lanes, decays, keys, |sum, reference| reference - sum, to);
+        self.factors(lanes, (decays, keys), -1.0, rows, to);
     }
 
     fn factors<L: Lanes<Number = R>>(
         &mut self,
         lanes: L,
-        decays: HeadDecays,
-        tokens: Range<usize>,
-        exponent: impl Fn(f64, f64) -> f64,
+        (decays, tokens): (HeadDecays, Range<usize>),
+        sign: f64,
+        rows: Option<DecayedRows<R>>,
         to: &mut [R],
     ) {
-        let (width, count) = (self.width, tokens.len() * self.width);
-        let rows = to.chunks_exact_mut(width).zip(self.rest.chunks_exact_mut(width));
-        for ((to, rest), token) in rows.zip(tokens) {
-            let of_features = to.iter_mut().zip(&mut *rest).zip(decays.at(token).iter().zip(&self.reference));
-            for ((to, rest), (sum, reference)) in of_features {
-                // only of pairs that are not visible does this change a factor
-                let exponent = exponent(*sum, *reference);
-                let exponent = if exponent > MOST { MOST } else { exponent };
-                *to = R::from_f64(exponent);
-                *rest = R::from_f64(exponent - to.to_f64());
-            }
-            self.steep.iter().for_each(|feature| (to[*feature], rest[*feature]) = (R::NEG_INFINITY, R::ZERO));
-            to[self.reference.len()..].fill(R::ZERO);
-            rest[self.reference.len()..].fill(R::ZERO);
-        }
-        lanes.run(Exponentials { of: &mut to[..count], rest: &self.rest[..count] });
-    }
-
-    /// `e^(from - A)` by feature.
-    pub(super) fn since<'s>(&'s self, from: &'s [f64]) -> impl Iterator<Item = R> + 's {
-        from.iter().zip(&self.reference).map(|(from, reference)| R::from_f64((from - reference).exp()))
+        let DecayTile { reference, steep, rest, width, .. } = self;
+        let to = &mut to[..tokens.len() * *width];
+        lanes.run(Factors { decays, tokens, reference, steep, sign, rest, rows, to });
     }
 
     /// Calls `f` with each query and the decays `e^(P_i - P_j)` of one steep feature to some of the keys that are not after it:
@@ -186,6 +168,57 @@ struct SteepColumn<R> {
     sums: Vec<f64>,
     exponents: Vec<R>,
     rest: Vec<R>,
+}
+
+/// Rows that are multiplied by their factors.
+#[derive(Clone, Copy)]
+pub(super) struct DecayedRows<'a, R> {
+    pub(super) from: &'a [R],
+    pub(super) stride: usize,
+}
+
+/// `e^(sign (P - A))` of tokens, `[tokens, width]`; 0 of steep features. Times rows, where there are some.
+struct Factors<'a, R> {
+    decays: HeadDecays<'a>,
+    tokens: Range<usize>,
+    reference: &'a [f64],
+    steep: &'a [usize],
+    sign: f64,
+    rest: &'a mut [R],
+    rows: Option<DecayedRows<'a, R>>,
+    to: &'a mut [R],
+}
+
+impl<R: Number> SimdKernel<R> for Factors<'_, R> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes<Number = R>>(self, lanes: L) {
+        let Factors { decays, tokens, reference, steep, sign, rest, rows, to } = self;
+        let (width, head_dim) = (rest.len(), reference.len());
+        rest[head_dim..].fill(R::ZERO);
+        for (at, (to, token)) in to.chunks_exact_mut(width).zip(tokens).enumerate() {
+            let (own, padding) = to.split_at_mut(head_dim);
+            let sums = decays.at(token).iter().zip(reference);
+            for ((own, rest), (sum, reference)) in own.iter_mut().zip(&mut *rest).zip(sums) {
+                // only of pairs that are not visible does this change a factor
+                let exponent = sign * (sum - reference);
+                let exponent = if exponent > MOST { MOST } else { exponent };
+                *own = R::from_f64(exponent);
+                *rest = R::from_f64(exponent - own.to_f64());
+            }
+            for feature in steep {
+                (own[*feature], rest[*feature]) = (R::NEG_INFINITY, R::ZERO);
+            }
+            padding.fill(R::ZERO);
+            Exponentials { of: &mut *to, rest: &*rest }.run(lanes);
+            if let Some(DecayedRows { from, stride }) = rows {
+                let (own, padding) = to.split_at_mut(head_dim);
+                own.iter_mut().zip(&from[at * stride..]).for_each(|(own, from)| *own = *own * *from);
+                padding.fill(R::ZERO);
+            }
+        }
+    }
 }
 
 /// Replaces numbers by `e^(number + rest)`, whole vectors.

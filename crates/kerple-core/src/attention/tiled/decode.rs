@@ -11,7 +11,7 @@
 //! Within it, values are added up in runs of [`RUN`] keys, because short sums in `f32` round less
 //! than one long sum.
 
-use super::decay_cumsum::{DecayTile, HeadDecays, Multiply};
+use super::decay_cumsum::{DecayTile, DecayedRows, HeadDecays};
 use super::feature_decay::FeatureDecay;
 use super::forward::TiledForward;
 use super::position_kernel::{AddKernel, HeadKernel};
@@ -129,8 +129,7 @@ impl<L: Lanes> SplitKvWhole<'_, L> {
         let scores = workers::scratch(SPLIT.next_multiple_of(L::COUNT));
         let dropout = DropoutFactors::new(&self.call.problem, SPLIT);
         let decays = self.call.problem.tables().decay_cumsum.map(|_| SplitDecays {
-            tile: DecayTile::new(self.call.problem.dims.head_dim, self.width, SPLIT),
-            factors: workers::scratch(SPLIT * self.width),
+            tile: DecayTile::new(self.call.problem.dims.head_dim, self.width),
             k: workers::scratch(SPLIT * self.width),
         });
         SplitKvScratch { scores, values: workers::scratch(SPLIT * self.width), dropout, decays }
@@ -154,7 +153,6 @@ struct SplitKvScratch<R> {
 /// What decays by the content are computed in, `[SPLIT, width]`.
 struct SplitDecays<R> {
     tile: DecayTile<R>,
-    factors: Vec<R>,
     /// The keys of a split with their decays.
     k: Vec<R>,
 }
@@ -233,7 +231,7 @@ impl<L: Lanes> SplitKvCall<'_, L> {
             let (statistics, weighted) = partial.split_at_mut(2);
             let q = self.of.q.row(0, head, 0, head_dim);
             let (q, k) = match decays {
-                Some(decays) => self.decayed_by_content(decays, q, k, head, &keys),
+                Some(decays) => (q.into(), self.decayed_by_content(decays, k, head, &keys)),
                 None => (self.decayed_query(q, self.positions(&keys) - keys.end), k),
             };
             self.lanes.run(Dots { q: &q, k: k.0, stride: k.1, to: &mut scores[..keys.len()] });
@@ -338,26 +336,22 @@ impl<L: Lanes> SplitKvCall<'_, L> {
         q.iter().zip(over).map(|(q, factor)| *q * factor).collect::<Vec<_>>().into()
     }
 
-    /// The query and some keys of one head as their products count them where features decay by the content. The query is at the
-    /// last key's position.
+    /// Some keys of one head as their products with the query count them where features decay by the content. The query is at
+    /// the last key's position.
     fn decayed_by_content<'s>(
         &self,
         decays: &'s mut SplitDecays<L::Number>,
-        q: &[L::Number],
         (from, stride): (&[L::Number], usize),
         head: usize,
         keys: &Range<usize>,
-    ) -> (Cow<'static, [L::Number]>, (&'s [L::Number], usize)) {
-        let SplitDecays { tile, factors, k } = decays;
+    ) -> (&'s [L::Number], usize) {
+        let SplitDecays { tile, k } = decays;
         let of_head = HeadDecays::of(&self.of.problem, head).expect("features decay by the content");
-        let (own, head_dim, width) = (self.of.problem.dims.keys - 1, self.of.problem.dims.head_dim, self.width);
-        let (rows, factor) = (keys.len(), L::Number::ONE);
-        self.lanes.run(CopyRows { from, stride, rows, head_dim, factor, to: &mut *k, width });
-        tile.set(of_head, &(own..own + 1), keys);
-        tile.key_factors(self.lanes, of_head, keys.clone(), factors);
-        self.lanes.run(Multiply { to: &mut k[..rows * width], by: factors });
-        let q = q.iter().zip(tile.since(of_head.at(own))).map(|(q, since)| *q * since).collect::<Vec<_>>();
-        (q.into(), (&k[..], width))
+        let own = self.of.problem.dims.keys - 1;
+        // the exponent of the query is 0
+        tile.set(of_head, &(own..own + 1), keys, own);
+        tile.key_factors(self.lanes, (of_head, keys.clone()), Some(DecayedRows { from, stride }), k);
+        (&k[..], self.width)
     }
 
     /// A head's table from the distance of the last key of `keys` up to that of the first.

@@ -13,7 +13,7 @@
 //! without hidden pairs and without a bias do not read it. Strips of keys that no query of a
 //! vector sees are skipped.
 
-use super::decay_cumsum::{DecayTile, HeadDecays, Multiply};
+use super::decay_cumsum::{DecayTile, DecayedRows, HeadDecays};
 use super::decode::SplitKvDecode;
 use super::feature_decay::FeatureDecay;
 use super::gate_cumsum::{GateOffsets, TileGates};
@@ -171,9 +171,9 @@ impl<R: Number> TiledForwardScratch<R> {
             q_decayed_transposed: unset(if decayed { head_dim * QUERIES } else { 0 }),
             k_decayed: unset(if decayed { width * KEYS } else { 0 }),
             decays: by_content.then(|| ForwardDecays {
-                tile: DecayTile::new(head_dim, width, QUERIES.max(KEYS)),
+                tile: DecayTile::new(head_dim, width),
                 q: unset(QUERIES * width),
-                factors: unset(QUERIES.max(KEYS) * width),
+                factors: unset(QUERIES * width),
             }),
             gate_cumsum: [QUERIES, KEYS].map(|tokens| GateOffsets::new(tokens, has_gates)),
             positions: PositionTile::new(&tables.kernels, false),
@@ -197,7 +197,7 @@ struct ForwardDecays<R> {
     tile: DecayTile<R>,
     /// `scale * q`, `[QUERIES, width]`
     q: Vec<R>,
-    /// Of queries, then of keys, `[rows, width]`.
+    /// Queries times their factors, `[QUERIES, width]`.
     factors: Vec<R>,
 }
 
@@ -405,66 +405,51 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
         let (Some(decays), Some(of_head)) = (&mut scratch.decays, HeadDecays::of(&self.of.problem, head)) else {
             return;
         };
-        let ForwardDecays { tile, q, factors } = decays;
         let (head_dim, width) = (self.of.problem.dims.head_dim, scratch.width);
         let (from, stride) = (self.of.q.rows_from(0, head, first_query), self.of.q.strides.row);
-        let (rows, factor) = (own.len(), self.of.problem.scale);
-        self.lanes.run(CopyRows { from, stride, rows, head_dim, factor, to: &mut *q, width });
-        tile.set(of_head, &own, &(own.start..own.start + 1));
-        tile.query_factors(self.lanes, of_head, own, factors);
-        self.store_decayed_queries(decays, &mut scratch.q_transposed, rows, width);
+        let (rows, factor, to) = (own.len(), self.of.problem.scale, &mut decays.q[..]);
+        self.lanes.run(CopyRows { from, stride, rows, head_dim, factor, to, width });
+        decays.tile.set(of_head, &own, &(own.start..own.start + 1), own.start);
+        self.store_decayed_queries(decays, (of_head, own), &mut scratch.q_transposed, width);
     }
 
     /// Writes queries times their factors, as columns.
     fn store_decayed_queries(
         &self,
-        decays: &mut ForwardDecays<L::Number>,
+        ForwardDecays { tile, q, factors }: &mut ForwardDecays<L::Number>,
+        queries: (HeadDecays, Range<usize>),
         to: &mut [L::Number],
-        rows: usize,
         width: usize,
     ) {
-        let ForwardDecays { q, factors, .. } = decays;
-        self.lanes.run(Multiply { to: &mut factors[..rows * width], by: q });
-        let (head_dim, factor) = (self.of.problem.dims.head_dim, L::Number::ONE);
+        let (rows, head_dim, factor) = (queries.1.len(), self.of.problem.dims.head_dim, L::Number::ONE);
+        tile.query_factors(self.lanes, queries, Some(DecayedRows { from: q, stride: width }), factors);
         self.lanes.run(Transpose { from: factors, stride: width, rows, head_dim, factor, to, width: QUERIES });
     }
 
     /// Multiplies the queries and keys of a tile by their decays.
     fn decay_features(&self, scratch: &mut TiledForwardScratch<L::Number>, tile: &QueryTile) {
-        let by_content = HeadDecays::of(&self.of.problem, tile.head);
-        if self.tables.feature_decay.is_none() && by_content.is_none() {
-            return;
-        }
         let TiledForwardScratch { q_transposed, q_decayed_transposed, k_decayed, decays, width, .. } = scratch;
-        self.lanes.run(CopyRows {
-            from: self.of.k.rows_from(0, tile.kv_head, tile.first_key),
-            stride: self.of.k.strides.row,
-            rows: tile.keys,
-            head_dim: self.of.problem.dims.head_dim,
-            factor: L::Number::ONE,
-            to: &mut *k_decayed,
-            width: *width,
-        });
-        let mut since_block = Vec::new();
-        if let Some(feature_decay) = &self.tables.feature_decay {
-            since_block = feature_decay.over(tile.distance + 1 - tile.keys as isize);
-            self.lanes.run(feature_decay.keys(k_decayed, *width, tile.keys));
-        } else if let (Some(decays), Some(of_head)) = (decays, by_content) {
+        let (from, stride) = (self.of.k.rows_from(0, tile.kv_head, tile.first_key), self.of.k.strides.row);
+        if let (Some(decays), Some(of_head)) = (decays, HeadDecays::of(&self.of.problem, tile.head)) {
             let own = self.of.problem.dims.position(tile.first_query).cast_unsigned();
             let (queries, keys) = (own..own + tile.queries, tile.first_key..tile.first_key + tile.keys);
-            decays.tile.set(of_head, &queries, &keys);
-            decays.tile.key_factors(self.lanes, of_head, keys, &mut decays.factors);
-            self.lanes.run(Multiply { to: &mut k_decayed[..tile.keys * *width], by: &decays.factors });
+            decays.tile.set(of_head, &queries, &keys, own);
+            decays.tile.key_factors(self.lanes, (of_head, keys), Some(DecayedRows { from, stride }), k_decayed);
             if decays.tile.is_crossed {
-                decays.tile.query_factors(self.lanes, of_head, queries, &mut decays.factors);
-                return self.store_decayed_queries(decays, q_decayed_transposed, tile.queries, *width);
+                self.store_decayed_queries(decays, (of_head, queries), q_decayed_transposed, *width);
             }
-            since_block = decays.tile.since(of_head.at(own)).collect();
+            return;
         }
+        let Some(feature_decay) = &self.tables.feature_decay else { return };
+        let over = feature_decay.over(tile.distance + 1 - tile.keys as isize);
         let rows = q_decayed_transposed.chunks_exact_mut(QUERIES).zip(q_transposed.chunks_exact(QUERIES));
-        for ((to, from), factor) in rows.zip(since_block) {
+        for ((to, from), factor) in rows.zip(over) {
             self.lanes.run(ScaleRow { to, factor, from });
         }
+        let (head_dim, factor) = (self.of.problem.dims.head_dim, L::Number::ONE);
+        let (rows, to, width) = (tile.keys, &mut k_decayed[..], *width);
+        self.lanes.run(CopyRows { from, stride, rows, head_dim, factor, to, width });
+        self.lanes.run(feature_decay.keys(k_decayed, width, tile.keys));
     }
 
     /// Adds the products of steep features to the scores of a tile.
@@ -503,12 +488,14 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
         skipped: usize,
     ) {
         let head_dim = self.of.problem.dims.head_dim;
-        let (data, row_stride, q) = if scratch.k_decayed.is_empty() {
-            let keys = self.of.k.rows_from(0, tile.kv_head, tile.first_key + from);
-            (keys, self.of.k.strides.row, &scratch.q_transposed)
+        let (data, row_stride) = if scratch.k_decayed.is_empty() {
+            (self.of.k.rows_from(0, tile.kv_head, tile.first_key + from), self.of.k.strides.row)
         } else {
-            (&scratch.k_decayed[from * scratch.width..], scratch.width, &scratch.q_decayed_transposed)
+            (&scratch.k_decayed[from * scratch.width..], scratch.width)
         };
+        let is_crossed = scratch.decays.as_ref().is_some_and(|decays| decays.tile.is_crossed);
+        let by_tile = self.tables.feature_decay.is_some() || is_crossed;
+        let q = if by_tile { &scratch.q_decayed_transposed } else { &scratch.q_transposed };
         self.lanes.run(SmallGemm {
             rows: keys,
             inner: head_dim,

@@ -33,7 +33,7 @@ impl<R: Number> BackwardDecays<R> {
     pub(super) fn new(head_dim: usize, width: usize) -> Self {
         let rows = || workers::scratch(KEYS * width);
         BackwardDecays {
-            tile: DecayTile::new(head_dim, width, QUERIES.max(KEYS)),
+            tile: DecayTile::new(head_dim, width),
             keys: rows(),
             key_factors: rows(),
             is_counted: false,
@@ -86,10 +86,10 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
         };
         let width = decays.width;
         let was_crossed = decays.tile.is_crossed;
-        decays.tile.set(of_head, &queries, &keys);
+        decays.tile.set(of_head, &queries, &keys, keys.end - 1);
         if was_crossed || decays.tile.is_crossed || !decays.is_counted {
             decays.flush(self.lanes, d_k);
-            decays.tile.key_factors(self.lanes, of_head, keys, &mut decays.key_factors);
+            decays.tile.key_factors(self.lanes, (of_head, keys), None, &mut decays.key_factors);
             of_keys.copy_from_slice(&decays.keys);
             self.lanes.run(Multiply { to: &mut of_keys[..tile.keys * width], by: &decays.key_factors });
             let (rows, head_dim, factor) = (tile.keys, self.problem.dims.head_dim, L::Number::ONE);
@@ -100,7 +100,7 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
                 scratch.stray_keys = take_stray_rows(of_keys, width, rows);
             }
         }
-        decays.tile.query_factors(self.lanes, of_head, queries, &mut decays.query_factors);
+        decays.tile.query_factors(self.lanes, (of_head, queries), None, &mut decays.query_factors);
         self.lanes.run(Multiply { to: &mut q[..tile.queries * width], by: &decays.query_factors });
     }
 
