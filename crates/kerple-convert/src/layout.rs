@@ -13,7 +13,7 @@ mod arrange;
 mod names;
 
 use kerple_burn::plan::{NormKind, ResidualKind, SinkKind};
-use kerple_core::encoding::{Encoding, EncodingParameter, ParameterShare};
+use kerple_core::encoding::{EncodingParameter, ParameterShare};
 use kerple_lm::plan::{ModelPlan, Plan};
 use kerple_run::ModelFamily;
 use names::{FamilyNames, QkvPacking};
@@ -109,14 +109,14 @@ pub fn entries(family: ModelFamily, plan: &Plan) -> Vec<LayoutEntry> {
     }
     if plan.model.block.lm_head_bias {
         let name = table.names.head.replace(".weight", ".bias");
-        table.vector("head_bias", &name, plan.model.vocab_size);
+        table.vector("head_bias", &name, plan.model.n_logits());
     }
     table.entries
 }
 
 /// The output projection, whether it is the embedding or a matrix of its own.
 pub fn head(family: ModelFamily, plan: &Plan) -> LayoutEntry {
-    let [width, rows] = [plan.model.d_model, plan.model.vocab_size];
+    let [width, rows] = [plan.model.d_model, plan.model.n_logits()];
     let theirs = vec![SourceTensor { name: FamilyNames::of(family).head.to_owned(), shape: vec![rows, width] }];
     LayoutEntry { ours: "head".to_owned(), shape: vec![width, rows], theirs, transposed: true, parts_first: None }
 }
@@ -159,16 +159,25 @@ impl LayoutTable<'_> {
 
     /// What encodings learn: GPT-2's rows, and all of kerple's own files.
     fn encodings(&mut self, plan: &Plan) {
-        let others = self.model.other_encodings();
-        self.encoding(plan, &plan.encoding, None, "encoding", self.names.encoding);
-        for (number, (name, other)) in others.iter().enumerate() {
+        let geometry = plan.geometry();
+        self.encoding(plan, None, &plan.encoding.parameters(&geometry), "encoding", self.names.encoding);
+        for (number, (name, other)) in self.model.other_encodings().iter().enumerate() {
+            let parameters = other.parameters(&self.model.kind_geometry(name, &geometry));
             let theirs = self.names.encoding.map(|names| names.replace("{}", &format!("{name}.{{}}")));
-            self.encoding(plan, other, Some(number), &format!("encoding.others.{number}"), theirs.as_deref());
+            let ours = format!("encoding.others.{number}");
+            self.encoding(plan, Some(number), &parameters, &ours, theirs.as_deref());
         }
     }
 
-    fn encoding(&mut self, plan: &Plan, encoding: &Encoding, which: Option<usize>, ours: &str, names: Option<&str>) {
-        let parameters = encoding.parameters(&plan.geometry());
+    /// The parameters of one encoding: that of the model, or another one.
+    fn encoding(
+        &mut self,
+        plan: &Plan,
+        which: Option<usize>,
+        parameters: &[EncodingParameter],
+        ours: &str,
+        names: Option<&str>,
+    ) {
         let named = |name: &str| names.map(|names| names.replace("{}", &name.replace('.', "_")));
         let of = |share: ParameterShare| parameters.iter().filter(move |known| known.share == share).enumerate();
         let len = |parameter: &EncodingParameter| vec![parameter.shape.iter().product()];
@@ -226,7 +235,7 @@ impl LayoutTable<'_> {
     fn block(&mut self, layer: usize) {
         let FamilyNames { layer: layers, norms, packing, out, up, gate, down, qk_norms, .. } = self.names;
         let (model, block) = (self.model, &self.model.block);
-        let (width, hidden, heads) = (model.d_model, model.d_hidden, model.sizes().heads(block));
+        let (width, hidden, heads) = (model.d_model, model.d_hidden, model.heads(layer));
         let theirs = |name: &str| format!("{layers}{layer}.{name}");
         let [attention, mlp] = ["attention", "mlp"].map(|branch| format!("blocks.{layer}.{branch}"));
         if layer > 0 || block.residual != ResidualKind::PostLn {

@@ -52,6 +52,7 @@ pub(super) fn need(same: bool, what: &str) -> Representable<()> {
 
 /// What none of the families has.
 fn check(plan: &Plan) -> Representable<()> {
+    need_plain_heads(plan)?;
     let BlockConfig { short_conv, key_shift, ssmax, sink, attn_softcap, lm_head_bias, scale_embeddings, .. } =
         plan.model.block;
     need(short_conv.is_none(), "model.block.short_conv")?;
@@ -71,6 +72,12 @@ fn check(plan: &Plan) -> Representable<()> {
         need(encoding.reach.is_none(), "encoding.reach")?;
     }
     Ok(())
+}
+
+/// Layers whose heads are those of the model, and as many logits as rows of the embedding.
+pub(super) fn need_plain_heads(plan: &Plan) -> Representable<()> {
+    need(plan.model.unpadded_vocab_size.is_none(), "model.unpadded_vocab_size")?;
+    plan.model.own_heads_key().map_or(Ok(()), |key| need(false, &key))
 }
 
 /// First tokens that stay visible under a window, of the encoding or of a kind of layers.
