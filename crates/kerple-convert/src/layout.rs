@@ -36,6 +36,8 @@ pub struct LayoutEntry {
     pub shape: Vec<usize>,
     /// The tensors that stand side by side along their outputs.
     pub theirs: Vec<SourceTensor>,
+    /// Inputs and outputs of a matrix that ours stores as a vector.
+    pub matrix: Option<[usize; 2]>,
     /// Whether theirs are `[out, in]`.
     pub transposed: bool,
     /// Heads and their features, where their outputs are `[q|k|v][head][D]` and ours `[head][q|k|v][D]`.
@@ -45,9 +47,10 @@ pub struct LayoutEntry {
 impl LayoutEntry {
     /// Inputs and outputs of our matrix; a vector has one input.
     fn sides(&self) -> [usize; 2] {
-        match self.shape[..] {
-            [input, output] => [input, output],
-            _ => [1, self.len()],
+        match (self.matrix, &self.shape[..]) {
+            (Some(sides), _) => sides,
+            (None, &[input, output]) => [input, output],
+            (None, _) => [1, self.len()],
         }
     }
 
@@ -118,7 +121,14 @@ pub fn entries(family: ModelFamily, plan: &Plan) -> Vec<LayoutEntry> {
 pub fn head(family: ModelFamily, plan: &Plan) -> LayoutEntry {
     let [width, rows] = [plan.model.d_model, plan.model.n_logits()];
     let theirs = vec![SourceTensor { name: FamilyNames::of(family).head.to_owned(), shape: vec![rows, width] }];
-    LayoutEntry { ours: "head".to_owned(), shape: vec![width, rows], theirs, transposed: true, parts_first: None }
+    LayoutEntry {
+        ours: "head".to_owned(),
+        shape: vec![width, rows],
+        theirs,
+        matrix: None,
+        transposed: true,
+        parts_first: None,
+    }
 }
 
 /// Entries in the making.
@@ -132,9 +142,14 @@ impl LayoutTable<'_> {
     /// Values as they lie, `shape` in theirs.
     fn same(&mut self, ours: &str, our_shape: Vec<usize>, theirs: &str, shape: Vec<usize>) {
         let theirs = vec![SourceTensor { name: theirs.to_owned(), shape }];
-        let entry =
-            LayoutEntry { ours: ours.to_owned(), shape: our_shape, theirs, transposed: false, parts_first: None };
-        self.entries.push(entry);
+        self.entries.push(LayoutEntry {
+            ours: ours.to_owned(),
+            shape: our_shape,
+            theirs,
+            matrix: None,
+            transposed: false,
+            parts_first: None,
+        });
     }
 
     fn vector(&mut self, ours: &str, theirs: &str, len: usize) {
@@ -157,7 +172,7 @@ impl LayoutTable<'_> {
         }
     }
 
-    /// What encodings learn: GPT-2's rows, and all of kerple's own files.
+    /// What encodings learn: GPT-2's rows, Inkling's relative biases, and all of kerple's own files.
     fn encodings(&mut self, plan: &Plan) {
         let geometry = plan.geometry();
         self.encoding(plan, None, &plan.encoding.parameters(&geometry), "encoding", self.names.encoding);
@@ -190,12 +205,29 @@ impl LayoutTable<'_> {
         let own: Vec<usize> = stands.filter(|(_, other)| *other == which).map(|(layer, _)| layer).collect();
         for (place, layer) in own.into_iter().enumerate() {
             for (number, parameter) in of(ParameterShare::Layer) {
-                if let Some(theirs) = named(&format!("layer{layer}_{}", parameter.name)) {
-                    let ours = format!("{ours}.layers.{place}.{number}");
+                let ours = format!("{ours}.layers.{place}.{number}");
+                if self.names.relative.is_some() {
+                    self.relative_bias(&ours, layer, parameter);
+                } else if let Some(theirs) = named(&format!("layer{layer}_{}", parameter.name)) {
                     self.same(&ours, len(parameter), &theirs, parameter.shape.clone());
                 }
             }
         }
+    }
+
+    /// A parameter of a layer's relative bias. Theirs of the matrix is `[out, in]`; ours stores both as vectors.
+    fn relative_bias(&mut self, ours: &str, layer: usize, parameter: &EncodingParameter) {
+        let Some([weight, profiles]) = self.names.relative else { return };
+        let theirs = |name: &str| format!("{}{layer}.{name}", self.names.layer);
+        let len = vec![parameter.shape.iter().product()];
+        let (true, &[input, output]) = (parameter.name == "weight", &parameter.shape[..]) else {
+            return self.same(ours, len, &theirs(profiles), parameter.shape.clone());
+        };
+        let theirs = vec![SourceTensor { name: theirs(weight), shape: vec![output, input] }];
+        let matrix = Some([input, output]);
+        let entry =
+            LayoutEntry { ours: ours.to_owned(), shape: len, theirs, matrix, transposed: true, parts_first: None };
+        self.entries.push(entry);
     }
 
     /// A linear layer from `input` to the outputs of `theirs` together.
@@ -223,6 +255,7 @@ impl LayoutTable<'_> {
             ours: format!("{ours}.{end}"),
             shape,
             theirs,
+            matrix: None,
             transposed,
             parts_first,
         };
@@ -266,6 +299,14 @@ impl LayoutTable<'_> {
                 if has {
                     self.vector(&format!("{attention}.{ours}"), &theirs(&format!("attention.{ours}")), count);
                 }
+            }
+        }
+        if let Some(names) = self.names.convs {
+            let places = [("attention.k_conv", keys), ("attention.v_conv", keys)];
+            let places = places.into_iter().chain([("attention.out_conv", width), ("mlp.out_conv", width)]);
+            for ((place, channels), name) in places.zip(names) {
+                let (ours, filter) = (format!("blocks.{layer}.{place}"), block.short_conv.unwrap_or(0));
+                self.same(&ours, vec![channels, filter], &theirs(name), vec![channels, 1, filter]);
             }
         }
         self.norm(&format!("{mlp}.norm"), &theirs(norms[1]));
