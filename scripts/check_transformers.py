@@ -22,7 +22,7 @@ from pathlib import Path
 os.environ["HF_HUB_OFFLINE"] = "1"
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 from transformers.utils import logging
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -88,6 +88,11 @@ CASES = {
     "fox": ('"fox"', {}, "kerple"),
     "inkling": ('{ kind = "inkling", rank = 4, reach = 20, log_scale = { floor = 16.0, alpha = 0.5 } }', {}, "kerple"),
     "inkling_window": ('{ kind = "inkling", rank = 3, window = 12 }', {"model.block.n_kv_heads": "2", "model.block.attn_softcap": "20.0"}, "kerple"),
+    "inkling_model": ('{ kind = "inkling", rank = 4, reach = 20 }', {"model.block.norm": '"rms"', "model.block.norm_eps": "1e-6", "model.block.glu": "true",
+        "model.block.activation": '"silu"', "model.block.qkv_bias": "false", "model.block.out_bias": "false", "model.block.mlp_bias": "false",
+        "model.block.qk_norm": "true", "model.block.embedding_norm": "true", "model.block.short_conv": "4", "model.block.attn_scale": "0.0625",
+        "model.layers.near": '{ at = [0], encoding = { kind = "inkling", rank = 4, window = 12 }, n_heads = 6, n_kv_heads = 3, head_dim = 8, attn_scale = 0.125 }'},
+        "inkling_text"),
     "fox_grouped": ('{ kind = "fox", gate = "bias_only", window = 24 }', {"model.block.n_kv_heads": "2", "model.block.sink": '"learned"'}, "kerple"),
     "fox_spans": ('{ kind = "fox", spans = [2, 64] }', {}, "kerple"),
     "fox_fixed": ('{ kind = "fox", gate = "fixed", spans = [2, 64] }', {}, "kerple"),
@@ -114,8 +119,17 @@ CASES = {
 }
 
 
+INKLING = dict(hidden_size=32, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=12, swa_num_attention_heads=4,
+    swa_num_key_value_heads=4, swa_head_dim=8, sliding_window_size=10, d_rel=4, rel_extent=20, intermediate_size=72, conv_kernel_size=3,
+    layer_types=["hybrid_sliding", "hybrid_sliding", "hybrid"], mlp_layer_types=["dense"] * 3, logits_mup_width_multiplier=2.0, unpadded_vocab_size=250)
+# what is beside the text model
+TOWERS = dict(vision_config=dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2), audio_config=dict(n_mel_bins=4, mel_vocab_size=4))
+
 # name: architecture, sizes, and what the model has that it would not have by default
 IMPORTS = {
+    "inkling_dense": ("inkling_text", INKLING, dict(log_scaling_n_floor=8, log_scaling_alpha=0.5)),
+    # saved with the names of the released checkpoint
+    "inkling_released": ("inkling_mm_model", INKLING, dict(log_scaling_n_floor=8, log_scaling_alpha=0.5)),
     "gpt2_no_scale": ("gpt2", dict(n_embd=32, n_layer=3, n_head=4, n_positions=64), dict(scale_attn_weights=False)),
     "gpt2_scale_by_layer": ("gpt2", dict(n_embd=32, n_layer=3, n_head=4, n_positions=64), dict(scale_attn_by_inverse_layer_idx=True)),
     "gpt2_both_scales": ("gpt2", dict(n_embd=32, n_layer=3, n_head=4, n_positions=64, scale_attn_weights=False), dict(scale_attn_by_inverse_layer_idx=True)),
@@ -203,8 +217,10 @@ class Check:
         kind, sizes, option = IMPORTS[name]
 
         def make(**keys):
-            config = AutoConfig.for_model(kind, vocab_size=257, bos_token_id=0, eos_token_id=0, **sizes, **keys)
-            return AutoModelForCausalLM.from_config(config).eval()
+            text = dict(vocab_size=257, bos_token_id=0, eos_token_id=0, **sizes, **keys)
+            if kind == "inkling_mm_model":
+                return AutoModelForImageTextToText.from_config(AutoConfig.for_model(kind, text_config=text, **TOWERS)).eval()
+            return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **text)).eval()
 
         model, plain, folder, runs = make(**option), make(), self.work / "models" / name, self.work / "imported" / name
         with torch.no_grad():

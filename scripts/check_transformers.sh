@@ -6,6 +6,7 @@ cd "$(dirname "$0")/.."
 bin=${KERPLE_BIN:-${CARGO_TARGET_DIR:-target}/release}
 source scripts/python_venv.sh
 
-install_torch safetensors numpy accelerate
+# Inkling with images plans its patches with scipy
+install_torch safetensors numpy accelerate scipy
 [ -n "${KERPLE_BIN:-}" ] || cargo build --release --locked --workspace --bins --examples
 "$venv/bin/python" scripts/check_transformers.py --bin "$bin" "$@"

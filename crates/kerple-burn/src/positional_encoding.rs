@@ -81,20 +81,20 @@ impl PositionalEncoding {
         PositionalEncoding::of_layers(encoding, &[], &layer_encodings, geometry, (seed, device))
     }
 
-    /// The same of a model whose layers have these encodings, with the other encodings and their names. Windows are those of
-    /// the layers.
+    /// The same of a model whose layers have these encodings, with the other encodings, their names and the sizes of their
+    /// layers. Windows are those of the layers.
     ///
     /// # Panics
     /// When one of the others is added to embeddings, which layers do not have: plans of such models are refused.
     pub fn of_layers(
         encoding: &Encoding,
-        others: &[(String, Encoding)],
+        others: &[(String, Encoding, Geometry)],
         layer_encodings: &[LayerEncoding],
         geometry: &Geometry,
         from: (u64, &Device),
     ) -> PositionalEncoding {
         let layer_encodings: Arc<[LayerEncoding]> = layer_encodings.into();
-        let other = |(index, (name, other)): (usize, &(String, Encoding))| {
+        let other = |(index, (name, other, geometry)): (usize, &(String, Encoding, Geometry))| {
             let other = PositionalEncoding::one(other, Some(index), &layer_encodings, geometry, from);
             assert!(
                 other.encoding.entry() != Injection::Embeddings,

@@ -2,6 +2,7 @@
 
 mod inkling;
 mod inkling_layer;
+mod inkling_model;
 mod sink_tokens;
 mod wall;
 
@@ -15,9 +16,8 @@ use kerple_core::ops::heads::{self, HeadNorm};
 use serde_json::json;
 
 /// Methods of the same collection that there is no engine for, by how the names of their cases begin.
-const NOT_BUILT: [(&str, &str); 7] = [
+const NOT_BUILT: [(&str, &str); 6] = [
     ("positions/inkling/bias", "a relative bias per row by itself"),
-    ("positions/inkling/model_dense", "import of Inkling's models"),
     ("positions/selective/", "rotations by learned angles (selective RoPE)"),
     ("positions/joint/", "decays and rotations together"),
     ("positions/pope/", "polar queries and keys (PoPE)"),
@@ -38,6 +38,7 @@ pub fn runner(name: &str) -> Option<CaseRunner> {
         "plain" => Some(plain),
         "wall" => Some(wall::run),
         "inkling" if name.starts_with("positions/inkling/layer_") => Some(inkling_layer::run),
+        "inkling" if name.starts_with("positions/inkling/model_") => Some(inkling_model::run),
         "inkling" => Some(inkling::attention),
         _ => None,
     }

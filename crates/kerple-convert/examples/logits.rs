@@ -40,14 +40,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let logits: Vec<u8> = logits.iter::<f32>().flat_map(f32::to_le_bytes).collect();
     let draw = SamplingParams { temperature: 0.0, top_k: 0, top_p: 1.0, seed: plan.seed };
     let mut greedy: Vec<i64> = Vec::new();
-    generate(&model, &ids[..prompt.min(len)], count, plan.model.vocab_size, &draw, &mut |token: u32| {
+    generate(&model, &ids[..prompt.min(len)], count, plan.model.n_logits(), &draw, &mut |token: u32| {
         greedy.push(i64::from(token));
         true
     })?;
 
     let next: Vec<u8> = greedy.iter().flat_map(|id| id.to_le_bytes()).collect();
     let views = [
-        ("logits", TensorView::new(Dtype::F32, vec![batch, len, plan.model.vocab_size], &logits)?),
+        ("logits", TensorView::new(Dtype::F32, vec![batch, len, plan.model.n_logits()], &logits)?),
         ("greedy", TensorView::new(Dtype::I64, vec![greedy.len()], &next)?),
     ];
     Ok(safetensors::serialize_to_file(views, None, Path::new(out))?)

@@ -16,6 +16,7 @@
 pub(crate) mod config;
 pub(crate) mod drawn;
 mod forms;
+mod inkling;
 mod native;
 mod readme;
 #[cfg(test)]

@@ -14,6 +14,7 @@
 mod config;
 mod drawn;
 mod families;
+mod inkling;
 mod names;
 mod neox;
 mod rope;
@@ -24,6 +25,7 @@ mod weights;
 
 use crate::layout;
 use config::ConfigKeys;
+use inkling::InklingTensors;
 use kerple_core::seed::DEFAULT_SEED;
 use kerple_data::Tokenizer;
 use kerple_lm::config::{DataConfig, RunConfig, TrainConfig};
@@ -78,6 +80,19 @@ impl ModelDescription {
         let (special, notes, place) = (SpecialTokens::default(), Vec::new(), PathBuf::new());
         ModelDescription { family, config, special, notes, place }
     }
+
+    /// Rows of the embedding.
+    fn rows(&self) -> usize {
+        self.config.model.padded_vocab_size.expect("families state their rows")
+    }
+
+    /// The matrix that limits which tokens are predicted, and its rows.
+    fn predicted(&self) -> (&'static str, usize) {
+        match self.config.model.unpadded_vocab_size {
+            Some(rows) => ("output projection", rows),
+            None => ("embedding", self.rows()),
+        }
+    }
 }
 
 /// Imports the model in a folder as the run `out`, as a whole or not at all.
@@ -101,13 +116,27 @@ fn read(folder: &Path, out: &Path, options: &ImportOptions) -> Result<Imported> 
     let text = config::read_text(&folder.join(CONFIG), config::DESCRIPTION).map_err(|error| no_model(folder, error))?;
     let path = folder.join(CONFIG);
     let value = config::parse(&path, &text)?;
-    let keys = ConfigKeys::new(&path, &value)?;
-    let mut described = families::describe(&keys)?;
+    let whole = ConfigKeys::new(&path, &value)?;
+    let text = families::text_config(&whole)?;
+    let keys = text.as_ref().unwrap_or(&whole);
+    let mut described = families::describe(keys, text.is_some().then_some(ModelFamily::Inkling))?;
     described.place.clone_from(&path);
-    let tensors = TransformersFolder::open(folder, described.family, &keys)?;
-    let tokens = tokens::read(folder, &keys, options, &mut described)?;
+    let files = TransformersFolder::open(folder, described.family, keys)?;
+    let tensors: Box<dyn TensorReader> = match described.family {
+        ModelFamily::Inkling => {
+            let rows = [described.rows(), described.predicted().1];
+            let tensors = InklingTensors::new(files, families::logits_multiplier(keys)?, rows)?;
+            described.notes.extend(tensors.notes());
+            Box::new(tensors)
+        }
+        _ => Box::new(files),
+    };
+    let tokens = tokens::read(folder, keys, options, &mut described)?;
+    if text.is_some() {
+        described.notes.extend(whole.notes());
+    }
     described.notes.extend(keys.notes());
-    assemble(described, &tensors, tokens, out)
+    assemble(described, tensors.as_ref(), tokens, out)
 }
 
 fn no_model(folder: &Path, error: Error) -> Error {
@@ -130,9 +159,9 @@ fn assemble(
     let family = described.family;
     weights::check_outline(&described, tensors)?;
     let tie = weights::tie(&mut described, tensors)?;
-    let rows = described.config.model.padded_vocab_size.expect("families state their rows");
+    let (_, rows) = described.predicted();
     let facts = DataInfo {
-        // tokens beyond the rows are never drawn, and refused where a text has them
+        // tokens without a logit are never drawn, and refused where a text has them
         vocab_size: tokenizer.as_ref().map_or(rows, |tokenizer| tokenizer.vocab_size().min(rows)),
         tokenizer: tokenizer.as_ref().map_or(NO_TOKENIZER.to_owned(), |tokenizer| tokenizer.fingerprint().clone()),
         train_tokens: 0,

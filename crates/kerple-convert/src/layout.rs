@@ -13,7 +13,7 @@ mod arrange;
 mod names;
 
 use kerple_burn::plan::{NormKind, ResidualKind, SinkKind};
-use kerple_core::encoding::{Encoding, EncodingParameter, ParameterShare};
+use kerple_core::encoding::{EncodingParameter, ParameterShare};
 use kerple_lm::plan::{ModelPlan, Plan};
 use kerple_run::ModelFamily;
 use names::{FamilyNames, QkvPacking};
@@ -36,6 +36,8 @@ pub struct LayoutEntry {
     pub shape: Vec<usize>,
     /// The tensors that stand side by side along their outputs.
     pub theirs: Vec<SourceTensor>,
+    /// Inputs and outputs of a matrix that ours stores as a vector.
+    pub matrix: Option<[usize; 2]>,
     /// Whether theirs are `[out, in]`.
     pub transposed: bool,
     /// Heads and their features, where their outputs are `[q|k|v][head][D]` and ours `[head][q|k|v][D]`.
@@ -45,9 +47,10 @@ pub struct LayoutEntry {
 impl LayoutEntry {
     /// Inputs and outputs of our matrix; a vector has one input.
     fn sides(&self) -> [usize; 2] {
-        match self.shape[..] {
-            [input, output] => [input, output],
-            _ => [1, self.len()],
+        match (self.matrix, &self.shape[..]) {
+            (Some(sides), _) => sides,
+            (None, &[input, output]) => [input, output],
+            (None, _) => [1, self.len()],
         }
     }
 
@@ -109,16 +112,23 @@ pub fn entries(family: ModelFamily, plan: &Plan) -> Vec<LayoutEntry> {
     }
     if plan.model.block.lm_head_bias {
         let name = table.names.head.replace(".weight", ".bias");
-        table.vector("head_bias", &name, plan.model.vocab_size);
+        table.vector("head_bias", &name, plan.model.n_logits());
     }
     table.entries
 }
 
 /// The output projection, whether it is the embedding or a matrix of its own.
 pub fn head(family: ModelFamily, plan: &Plan) -> LayoutEntry {
-    let [width, rows] = [plan.model.d_model, plan.model.vocab_size];
+    let [width, rows] = [plan.model.d_model, plan.model.n_logits()];
     let theirs = vec![SourceTensor { name: FamilyNames::of(family).head.to_owned(), shape: vec![rows, width] }];
-    LayoutEntry { ours: "head".to_owned(), shape: vec![width, rows], theirs, transposed: true, parts_first: None }
+    LayoutEntry {
+        ours: "head".to_owned(),
+        shape: vec![width, rows],
+        theirs,
+        matrix: None,
+        transposed: true,
+        parts_first: None,
+    }
 }
 
 /// Entries in the making.
@@ -132,9 +142,14 @@ impl LayoutTable<'_> {
     /// Values as they lie, `shape` in theirs.
     fn same(&mut self, ours: &str, our_shape: Vec<usize>, theirs: &str, shape: Vec<usize>) {
         let theirs = vec![SourceTensor { name: theirs.to_owned(), shape }];
-        let entry =
-            LayoutEntry { ours: ours.to_owned(), shape: our_shape, theirs, transposed: false, parts_first: None };
-        self.entries.push(entry);
+        self.entries.push(LayoutEntry {
+            ours: ours.to_owned(),
+            shape: our_shape,
+            theirs,
+            matrix: None,
+            transposed: false,
+            parts_first: None,
+        });
     }
 
     fn vector(&mut self, ours: &str, theirs: &str, len: usize) {
@@ -157,18 +172,27 @@ impl LayoutTable<'_> {
         }
     }
 
-    /// What encodings learn: GPT-2's rows, and all of kerple's own files.
+    /// What encodings learn: GPT-2's rows, Inkling's relative biases, and all of kerple's own files.
     fn encodings(&mut self, plan: &Plan) {
-        let others = self.model.other_encodings();
-        self.encoding(plan, &plan.encoding, None, "encoding", self.names.encoding);
-        for (number, (name, other)) in others.iter().enumerate() {
+        let geometry = plan.geometry();
+        self.encoding(plan, None, &plan.encoding.parameters(&geometry), "encoding", self.names.encoding);
+        for (number, (name, other)) in self.model.other_encodings().iter().enumerate() {
+            let parameters = other.parameters(&self.model.kind_geometry(name, &geometry));
             let theirs = self.names.encoding.map(|names| names.replace("{}", &format!("{name}.{{}}")));
-            self.encoding(plan, other, Some(number), &format!("encoding.others.{number}"), theirs.as_deref());
+            let ours = format!("encoding.others.{number}");
+            self.encoding(plan, Some(number), &parameters, &ours, theirs.as_deref());
         }
     }
 
-    fn encoding(&mut self, plan: &Plan, encoding: &Encoding, which: Option<usize>, ours: &str, names: Option<&str>) {
-        let parameters = encoding.parameters(&plan.geometry());
+    /// The parameters of one encoding: that of the model, or another one.
+    fn encoding(
+        &mut self,
+        plan: &Plan,
+        which: Option<usize>,
+        parameters: &[EncodingParameter],
+        ours: &str,
+        names: Option<&str>,
+    ) {
         let named = |name: &str| names.map(|names| names.replace("{}", &name.replace('.', "_")));
         let of = |share: ParameterShare| parameters.iter().filter(move |known| known.share == share).enumerate();
         let len = |parameter: &EncodingParameter| vec![parameter.shape.iter().product()];
@@ -181,12 +205,29 @@ impl LayoutTable<'_> {
         let own: Vec<usize> = stands.filter(|(_, other)| *other == which).map(|(layer, _)| layer).collect();
         for (place, layer) in own.into_iter().enumerate() {
             for (number, parameter) in of(ParameterShare::Layer) {
-                if let Some(theirs) = named(&format!("layer{layer}_{}", parameter.name)) {
-                    let ours = format!("{ours}.layers.{place}.{number}");
+                let ours = format!("{ours}.layers.{place}.{number}");
+                if self.names.relative.is_some() {
+                    self.relative_bias(&ours, layer, parameter);
+                } else if let Some(theirs) = named(&format!("layer{layer}_{}", parameter.name)) {
                     self.same(&ours, len(parameter), &theirs, parameter.shape.clone());
                 }
             }
         }
+    }
+
+    /// A parameter of a layer's relative bias. Theirs of the matrix is `[out, in]`; ours stores both as vectors.
+    fn relative_bias(&mut self, ours: &str, layer: usize, parameter: &EncodingParameter) {
+        let Some([weight, profiles]) = self.names.relative else { return };
+        let theirs = |name: &str| format!("{}{layer}.{name}", self.names.layer);
+        let len = vec![parameter.shape.iter().product()];
+        let (true, &[input, output]) = (parameter.name == "weight", &parameter.shape[..]) else {
+            return self.same(ours, len, &theirs(profiles), parameter.shape.clone());
+        };
+        let theirs = vec![SourceTensor { name: theirs(weight), shape: vec![output, input] }];
+        let matrix = Some([input, output]);
+        let entry =
+            LayoutEntry { ours: ours.to_owned(), shape: len, theirs, matrix, transposed: true, parts_first: None };
+        self.entries.push(entry);
     }
 
     /// A linear layer from `input` to the outputs of `theirs` together.
@@ -214,6 +255,7 @@ impl LayoutTable<'_> {
             ours: format!("{ours}.{end}"),
             shape,
             theirs,
+            matrix: None,
             transposed,
             parts_first,
         };
@@ -226,7 +268,7 @@ impl LayoutTable<'_> {
     fn block(&mut self, layer: usize) {
         let FamilyNames { layer: layers, norms, packing, out, up, gate, down, qk_norms, .. } = self.names;
         let (model, block) = (self.model, &self.model.block);
-        let (width, hidden, heads) = (model.d_model, model.d_hidden, model.sizes().heads(block));
+        let (width, hidden, heads) = (model.d_model, model.d_hidden, model.heads(layer));
         let theirs = |name: &str| format!("{layers}{layer}.{name}");
         let [attention, mlp] = ["attention", "mlp"].map(|branch| format!("blocks.{layer}.{branch}"));
         if layer > 0 || block.residual != ResidualKind::PostLn {
@@ -257,6 +299,14 @@ impl LayoutTable<'_> {
                 if has {
                     self.vector(&format!("{attention}.{ours}"), &theirs(&format!("attention.{ours}")), count);
                 }
+            }
+        }
+        if let Some(names) = self.names.convs {
+            let places = [("attention.k_conv", keys), ("attention.v_conv", keys)];
+            let places = places.into_iter().chain([("attention.out_conv", width), ("mlp.out_conv", width)]);
+            for ((place, channels), name) in places.zip(names) {
+                let (ours, filter) = (format!("blocks.{layer}.{place}"), block.short_conv.unwrap_or(0));
+                self.same(&ours, vec![channels, filter], &theirs(name), vec![channels, 1, filter]);
             }
         }
         self.norm(&format!("{mlp}.norm"), &theirs(norms[1]));

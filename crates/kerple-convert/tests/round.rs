@@ -15,8 +15,8 @@ use tempfile::TempDir;
 
 const WEIGHTS: &str = "checkpoints/step-00000000/model.safetensors";
 
-/// A run of a small model with these keys, with weights that every type holds exactly.
-fn run(folder: &Path, keys: &str) -> RunFolder {
+/// A run of a small model with these keys, which this family can represent, with weights that every type holds exactly.
+fn run(folder: &Path, family: ModelFamily, keys: &str) -> RunFolder {
     let text = format!("seed = 7\n{keys}\n[train]\ntrain_len = 16\nbatch_size = 1\nsteps = 0\n");
     let config = RunConfig::parse(&text, "test", &[]).unwrap();
     let plan = |weights: &str| {
@@ -25,7 +25,7 @@ fn run(folder: &Path, keys: &str) -> RunFolder {
         let init_from = InitFrom::Imported { family: ModelFamily::Kerple, weights: weights.to_owned() };
         Plan::of_init_from(&config, facts, init_from)
     };
-    let entries = layout::entries(ModelFamily::Kerple, &plan("").unwrap());
+    let entries = layout::entries(family, &plan("").unwrap());
     let slots: Vec<TensorSpec> =
         entries.iter().map(|entry| TensorSpec { name: entry.ours.clone(), shape: entry.shape.clone() }).collect();
     let mut drawn = 0u64;
@@ -47,7 +47,7 @@ fn run(folder: &Path, keys: &str) -> RunFolder {
 fn goes_round(keys: &str, options: &export::ExportOptions) -> (Plan, Plan) {
     let place = tempfile::tempdir().unwrap();
     let at = |name: &str| place.path().join(name);
-    let first = run(&at("first"), keys);
+    let first = run(&at("first"), options.family.unwrap_or(ModelFamily::Kerple), keys);
     let family = export(&first, &at("out"), options).unwrap_or_else(|error| panic!("{keys}: {error}")).family;
     let imported = import(&at("out"), &at("second"), &import::ImportOptions::default());
     let imported = imported.unwrap_or_else(|error| panic!("{keys} as {family:?}: {error}"));
@@ -83,6 +83,10 @@ fn every_family_gives_back_every_bit() {
     let bloom = "embedding_norm = true\nactivation = \"gelu_tanh\"\ntie_embeddings = true\n";
     let still = format!("{LLAMA}[model.layers.still]\nevery = 2\nencoding = \"none\"\n");
     let windowed = format!("{LLAMA}qk_norm = true\n[model.layers.windowed]\nat = [2, 3]\nwindow = 8\n");
+    let alike = format!("{LLAMA}qk_norm = true\nembedding_norm = true\nshort_conv = 4\nattn_scale = 0.125\n");
+    let near = "at = [0, 1]\nn_heads = 3\nn_kv_heads = 1\nhead_dim = 16\nattn_scale = 0.0625\n";
+    let inkling =
+        format!("{alike}[model.layers.near]\n{near}encoding = {{ kind = \"inkling\", rank = 3, window = 5 }}\n");
     for (family, encoding, model) in [
         (ModelFamily::GptNeox, "\"rotary\"", "residual = \"parallel\"\n"),
         (ModelFamily::GptNeox, "{ kind = \"rotary\", pct = 0.25 }", "tie_embeddings = true\n"),
@@ -93,6 +97,8 @@ fn every_family_gives_back_every_bit() {
         (ModelFamily::Llama, "\"rotary\"", LLAMA),
         (ModelFamily::Qwen3, "\"rotary\"", &windowed),
         (ModelFamily::Smollm3, "\"rotary\"", &still),
+        (ModelFamily::Inkling, "{ kind = \"inkling\", rank = 3, reach = 9 }", &inkling),
+        (ModelFamily::Inkling, "{ kind = \"inkling\", rank = 3, window = 9 }", &alike),
     ] {
         for precision in [ExportPrecision::F32, ExportPrecision::Bf16, ExportPrecision::F16] {
             let options = export::ExportOptions { family: Some(family), precision, ..export::ExportOptions::default() };
@@ -138,7 +144,7 @@ fn our_own_files_come_back_as_the_plans_they_were() {
 fn what_was_changed_in_one_place_only_is_refused() {
     let place: TempDir = tempfile::tempdir().unwrap();
     let at = |name: &str| place.path().join(name);
-    let first = run(&at("first"), &of("\"kerple_log\"", ""));
+    let first = run(&at("first"), ModelFamily::Kerple, &of("\"kerple_log\"", ""));
     export(&first, &at("out"), &export::ExportOptions { family: Some(ModelFamily::Kerple), ..Default::default() })
         .unwrap();
     let path = at("out").join("config.json");
@@ -173,7 +179,7 @@ fn draws_come_back_or_are_refused() {
     for (kind, tensor) in
         [("sine_spe", "omega"), ("sine_spe", "noise"), ("kerple_log", "near"), ("conv_spe", "gate_noise")]
     {
-        let first = run(&at("first"), &of(&format!("\"{kind}\""), linear));
+        let first = run(&at("first"), ModelFamily::Kerple, &of(&format!("\"{kind}\""), linear));
         export(&first, &at("out"), &own).unwrap();
         let path = at("out").join("model.safetensors");
         let mut bytes = fs::read(&path).unwrap();

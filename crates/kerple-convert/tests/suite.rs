@@ -2,5 +2,6 @@
 
 mod common;
 mod import;
+mod inkling;
 mod pairs;
 mod round;

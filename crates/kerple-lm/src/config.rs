@@ -112,6 +112,10 @@ pub struct ModelConfig {
     /// Rows of the embedding, instead.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub padded_vocab_size: Option<usize>,
+    /// Rows of the output projection, where they are fewer than those of the embedding: tokens beyond are read and never
+    /// predicted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unpadded_vocab_size: Option<usize>,
     /// What a classifier's answer is read off.
     #[serde(skip_serializing_if = "Pooling::is_default")]
     pub pooling: Pooling,

@@ -131,14 +131,14 @@ impl DataSource {
         ))
     }
 
-    /// Refuses a split with a token that has no row in a model's embedding: a tokenizer may have
-    /// more tokens than its model has rows.
+    /// Refuses a split with a token that has no row in a model's embedding, or no logit: a tokenizer
+    /// may have more tokens than its model has rows.
     ///
     /// # Errors
     /// The token and the rows; a text that cannot be read.
     pub fn check_rows(&self, split: Split, plan: &Plan) -> Result<()> {
         let SourceContent::Text(corpus) = &self.content else { return Ok(()) };
-        if corpus.vocab_size() <= plan.model.vocab_size {
+        if corpus.vocab_size() <= plan.model.n_logits() {
             return Ok(());
         }
         let name = |token| corpus.tokenizer().ok().and_then(|tokenizer| tokenizer.name(token));

@@ -15,7 +15,7 @@ use crate::plan::{self, DataInfo, Plan};
 use crate::run::{InitialRun, RunFolder};
 use crate::tensors::{self, TensorFile, TensorSpec};
 use kerple_burn::parameters::{self, NamedParameter};
-use kerple_core::encoding::{Encoding, Method};
+use kerple_core::encoding::{Encoding, Geometry, Method};
 use kerple_run::InitFrom;
 use std::path::Path;
 
@@ -255,20 +255,25 @@ impl BaseRun {
     fn source_of_encoding(&self, plan: &Plan, name: &str) -> Option<String> {
         let numbered = name.strip_prefix(OTHERS).and_then(|rest| rest.split_once('.'));
         let Some((number, rest)) = numbered else {
-            return self.keeps(&self.plan.encoding, plan, &plan.encoding).then(|| name.to_owned());
+            let geometries = [self.plan.geometry(), plan.geometry()];
+            return self.keeps([&self.plan.encoding, &plan.encoding], geometries).then(|| name.to_owned());
         };
         let (others, before) = (plan.model.other_encodings(), self.plan.model.other_encodings());
         let (kind, encoding) = others.get(number.parse::<usize>().ok()?)?;
-        let place = before.iter().position(|(other, old)| other == kind && self.keeps(old, plan, encoding))?;
+        let geometry = |plan: &Plan| plan.model.kind_geometry(kind, &plan.geometry());
+        let is_same = |(other, old): &(String, Encoding)| {
+            other == kind && self.keeps([old, encoding], [geometry(&self.plan), geometry(plan)])
+        };
+        let place = before.iter().position(is_same)?;
         Some(format!("{OTHERS}{place}.{rest}"))
     }
 
     /// Whether an encoding keeps all that it has learned: what is learned has the same meaning and the same sizes.
-    fn keeps(&self, old: &Encoding, plan: &Plan, new: &Encoding) -> bool {
-        let sizes = |plan: &Plan, encoding: &Encoding| -> Vec<(String, Vec<usize>)> {
-            encoding.parameters(&plan.geometry()).into_iter().map(|own| (own.name, own.shape)).collect()
+    fn keeps(&self, [old, new]: [&Encoding; 2], [before, now]: [Geometry; 2]) -> bool {
+        let sizes = |encoding: &Encoding, geometry: &Geometry| -> Vec<(String, Vec<usize>)> {
+            encoding.parameters(geometry).into_iter().map(|own| (own.name, own.shape)).collect()
         };
-        is_same_method(&old.method, &new.method) && old.share == new.share && sizes(&self.plan, old) == sizes(plan, new)
+        is_same_method(&old.method, &new.method) && old.share == new.share && sizes(old, &before) == sizes(new, &now)
     }
 }
 

@@ -2,9 +2,10 @@
 //! to.
 
 use crate::error::{Error, Result};
+use kerple_burn::heads::Heads;
 use kerple_burn::plan::AttentionKind;
 use kerple_burn::positional_encoding::LayerEncoding;
-use kerple_core::encoding::Encoding;
+use kerple_core::encoding::{Encoding, Geometry};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -30,10 +31,22 @@ pub struct LayerConfig {
     /// Kind of attention.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attention: Option<AttentionKind>,
+    /// Query heads; `model.n_heads` when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub n_heads: Option<usize>,
+    /// Key and value heads, a divisor of the query heads; `model.block.n_kv_heads` when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub n_kv_heads: Option<usize>,
+    /// Features per head; `model.head_dim` when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub head_dim: Option<usize>,
+    /// Factor on `q.k`; `model.block.attn_scale` when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attn_scale: Option<f64>,
 }
 
 /// A kind of layers with its places resolved.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LayerKind {
     /// Layers, counted from 0, rising.
     pub at: Vec<usize>,
@@ -49,6 +62,18 @@ pub struct LayerKind {
     /// Kind of attention; the block's when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attention: Option<AttentionKind>,
+    /// Query heads; the model's when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub n_heads: Option<usize>,
+    /// Key and value heads; the block's when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub n_kv_heads: Option<usize>,
+    /// Features per head; the model's when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub head_dim: Option<usize>,
+    /// Factor on `q.k`; the block's when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attn_scale: Option<f64>,
 }
 
 impl LayerKind {
@@ -68,8 +93,27 @@ impl LayerKind {
             None => "softmax".to_owned(),
         });
         let encoding = self.encoding.as_ref().map(Encoding::label);
-        let what: Vec<String> = [encoding, window, sink_tokens, attention].into_iter().flatten().collect();
-        format!("-at{}={}", at.join("."), what.join("."))
+        let size = |name: &str, own: Option<usize>| own.map(|own| format!("{name}{own}"));
+        let heads = [size("heads", self.n_heads), size("kv_heads", self.n_kv_heads), size("head_dim", self.head_dim)];
+        let scale = self.attn_scale.map(|scale| format!("attn_scale{scale}"));
+        let what = [encoding, window, sink_tokens, attention].into_iter().chain(heads).chain([scale]);
+        format!("-at{}={}", at.join("."), what.flatten().collect::<Vec<String>>().join("."))
+    }
+
+    /// The kind as a run file has it.
+    pub(crate) fn config(&self) -> LayerConfig {
+        let LayerKind { at, encoding, window, sink_tokens, attention, .. } = self.clone();
+        let LayerKind { n_heads, n_kv_heads, head_dim, attn_scale, .. } = *self;
+        let (at, every) = (Some(at), None);
+        LayerConfig { at, every, encoding, window, sink_tokens, attention, n_heads, n_kv_heads, head_dim, attn_scale }
+    }
+
+    /// The first key of those that give its layers heads or a scale of their own.
+    pub(crate) fn own_heads_key(&self) -> Option<&'static str> {
+        let LayerKind { n_heads, n_kv_heads, head_dim, attn_scale, .. } = self;
+        let keys = [("n_heads", n_heads.is_some()), ("n_kv_heads", n_kv_heads.is_some())];
+        let keys = keys.into_iter().chain([("head_dim", head_dim.is_some()), ("attn_scale", attn_scale.is_some())]);
+        keys.into_iter().find(|(_, is_set)| *is_set).map(|(key, _)| key)
     }
 }
 
@@ -114,12 +158,22 @@ pub struct LayerSettings<'a> {
     pub sink_tokens: Option<usize>,
     /// Kind of attention.
     pub attention: &'a AttentionKind,
+    /// Query heads, key and value heads, and their features.
+    pub heads: Heads,
+    /// Factor on `q.k`, where it is not `1 / sqrt(D)`.
+    pub attn_scale: Option<f64>,
 }
 
 impl LayerSettings<'_> {
     /// The encoding with the window of this layer.
     pub fn windowed(&self) -> Encoding {
         Encoding { window: self.window, sink_tokens: self.sink_tokens, ..self.encoding.clone() }
+    }
+
+    /// Sizes that its encoding needs, where `geometry` are those of the model.
+    pub fn geometry(&self, geometry: &Geometry) -> Geometry {
+        let Heads { heads, head_dim, .. } = self.heads;
+        Geometry { heads, head_dim, ..*geometry }
     }
 
     /// The view that the encodings of a model have of it.
@@ -143,27 +197,31 @@ pub fn resolve(kinds: &BTreeMap<String, LayerConfig>, n_layers: usize) -> Result
     let mut resolved = BTreeMap::new();
     for (name, kind) in kinds {
         check_name(name)?;
-        let LayerConfig { encoding, window, sink_tokens, attention, .. } = kind.clone();
-        if encoding.is_none() && window.is_none() && sink_tokens.is_none() && attention.is_none() {
-            let hint = "set encoding, window, sink_tokens or attention, or remove the kind";
+        let LayerConfig { at: _, every: _, encoding, window, sink_tokens, attention, .. } = kind.clone();
+        let LayerConfig { n_heads, n_kv_heads, head_dim, attn_scale, .. } = *kind;
+        let at = places(name, kind, n_layers)?;
+        let kind =
+            LayerKind { at, encoding, window, sink_tokens, attention, n_heads, n_kv_heads, head_dim, attn_scale };
+        if kind == (LayerKind { at: kind.at.clone(), ..LayerKind::default() }) {
+            let hint = "set encoding, window, sink_tokens, attention, n_heads, n_kv_heads, head_dim or attn_scale, or \
+                remove the kind";
             return refuse(name, "", "the layer kind changes nothing".to_owned(), hint);
         }
-        if window == Some(AttentionWindow::Last(0)) {
+        if kind.window == Some(AttentionWindow::Last(0)) {
             let hint = "set window = 1 for the token itself, a larger number, or \"all\"";
             return refuse(name, ".window", "a window of 0 attends to nothing, it must be at least 1".to_owned(), hint);
         }
-        if sink_tokens == Some(0) {
+        if kind.sink_tokens == Some(0) {
             let hint = "4 first tokens suffice in StreamingLLM; remove it to keep those of the encoding";
             return refuse(name, ".sink_tokens", "0 first tokens are none, it must be at least 1".to_owned(), hint);
         }
-        let at = places(name, kind, n_layers)?;
-        for &layer in &at {
+        for &layer in &kind.at {
             if let Some(other) = taken[layer].replace(name) {
                 let message = format!("layer {layer} is already assigned to kind `{other}`");
                 return refuse(name, ".at", message, "assign each layer to one kind");
             }
         }
-        resolved.insert(name.clone(), LayerKind { at, encoding, window, sink_tokens, attention });
+        resolved.insert(name.clone(), kind);
     }
     Ok(resolved)
 }

@@ -14,7 +14,9 @@
 //!              activations  6TM                                   one layer at work, its inner width in pieces; less
 //!                                                                where heads of a long sequence are worked off a few at a time
 //!              logits       pieces of them on every thread; of tasks, VR of some rows at a time
-//! both         what positions take, see [`positions`]; 28 bytes for every token at once: the examples, their targets and losses
+//! both         more or less than 6M a layer by what packed rows and what attention gives have more or less than with the model's
+//!              heads, where layers have their own
+//!              what positions take, see [`positions`]; 28 bytes for every token at once: the examples, their targets and losses
 //! serving      as evaluation, and what each text that grows holds, see [`caches`]
 //! saving       weights P, moments 2P, a copy of the weights, the moments as a file: 6P
 //! program      32 MiB of code and what it reads, 6 MiB for each thread: as they are resident when a tiny model is trained
@@ -31,6 +33,7 @@ mod positions;
 use crate::error::{Error, Result};
 use crate::model::MOST_PREFILLED;
 use crate::plan::Plan;
+use kerple_burn::heads::Heads;
 use kerple_core::ops::cross_entropy;
 pub use kerple_data::machine::MemoryLimit;
 use positions::ResidentPositions;
@@ -128,6 +131,11 @@ fn logits(tokens: usize, vocab: usize) -> u64 {
     bytes(&[cross_entropy::rows_at_once(tokens, vocab), vocab])
 }
 
+/// Values of a token in a packed row, and in what attention gives.
+fn attention_width(heads: Heads) -> usize {
+    heads.packed() + heads.inner()
+}
+
 /// Bytes of so many values a factor; sizes of plans are limited far below where this would not fit 128 bits.
 fn bytes(factors: &[usize]) -> u64 {
     let values = factors.iter().fold(4u128, |product, factor| product.saturating_mul(*factor as u128));
@@ -138,13 +146,15 @@ impl Plan {
     /// What training takes, with parts of `micro_batch` sequences, or saving a checkpoint where that is more.
     pub fn training_memory(&self, micro_batch: usize) -> MemoryEstimate {
         let model = &self.model;
-        let [m, f, h] = [model.d_model, model.d_hidden, model.n_heads];
+        let [m, f] = [model.d_model, model.d_hidden];
+        let all: Vec<Heads> = (0..model.n_layers).map(|layer| model.heads(layer)).collect();
+        let heads: usize = all.iter().map(|heads| heads.heads).sum();
         let at_once = self.train.chunk_len.unwrap_or(usize::MAX).min(self.sequence_len());
         let tokens = micro_batch.saturating_mul(at_once);
         let in_parts = micro_batch < self.train.batch_size;
         let parts = 1 + usize::from(in_parts) + usize::from(in_parts && at_once < self.sequence_len());
         let hidden = if model.block.dropout > 0.0 && model.block.hidden_dropout { 2 * f } else { f };
-        let packed = model.sizes().heads(&model.block).packed();
+        let packed = all.iter().map(|heads| heads.packed()).max().unwrap_or(0);
         // as they are projected, as they are rotated, with `ssmax` as they are normed, and as they are shifted before
         let (convolves, has_norm) = (model.block.short_conv.is_some(), model.block.qk_norm);
         let has_shift = model.block.key_shift || convolves;
@@ -156,7 +166,9 @@ impl Plan {
         };
         // what both branches give before a convolution, and what they are added to
         let branches = if convolves { 4 * m } else { 0 };
-        let a_token = model.n_layers * (6 * m + branches + hidden + h) + 10 * m + 2 * f + prepared;
+        let attention = (model.n_layers * 6 * m + all.iter().copied().map(attention_width).sum::<usize>())
+            .saturating_sub(model.n_layers * attention_width(model.shared_heads()));
+        let a_token = attention + model.n_layers * (branches + hidden) + heads + 10 * m + 2 * f + prepared;
         let saving = bytes(&[3, self.parameters]);
         let evaluation = match self.train.eval_interval {
             0 => 0,
@@ -164,7 +176,7 @@ impl Plan {
         };
         let rows =
             ResidentPositions { sequences: micro_batch, positions: at_once, span: self.sequence_len(), training: true };
-        let gradients = bytes(&[parts, self.parameters]).saturating_add(bytes(&[2, m, model.vocab_size]));
+        let gradients = bytes(&[parts, self.parameters]).saturating_add(bytes(&[2, m, model.n_logits()]));
         MemoryEstimate {
             weights: bytes(&[self.parameters]),
             moments: bytes(&[2, self.parameters]),
@@ -172,7 +184,7 @@ impl Plan {
             gradients: gradients.max(saving),
             // a validation comes between two updates
             activations: bytes(&[tokens, a_token]).max(evaluation),
-            logits: logits(tokens, model.vocab_size).saturating_mul(2),
+            logits: logits(tokens, model.n_logits()).saturating_mul(2),
             positions: positions::positions(self, rows),
             caches: 0,
             examples: A_TOKEN.saturating_mul(self.train.batch_size as u64).saturating_mul(self.sequence_len() as u64),
@@ -189,16 +201,18 @@ impl Plan {
         let at_once = if in_pieces { MOST_PREFILLED } else { length };
         let tokens = if in_pieces { MOST_PREFILLED } else { all };
         let rows = ResidentPositions { sequences, positions: at_once, span: length, training: false };
+        let widest = (0..model.n_layers).map(|layer| attention_width(model.heads(layer))).max().unwrap_or(0);
+        let a_token = (6 * model.d_model + widest).saturating_sub(attention_width(model.shared_heads()));
         MemoryEstimate {
             weights: bytes(&[self.parameters]),
             moments: 0,
             gradients: 0,
-            activations: bytes(&[tokens, 6, model.d_model]),
+            activations: bytes(&[tokens, a_token]),
             logits: match self.data.task {
                 None => {
-                    bytes(&[cross_entropy::numbers_at_once(tokens, model.vocab_size, rayon::current_num_threads())])
+                    bytes(&[cross_entropy::numbers_at_once(tokens, model.n_logits(), rayon::current_num_threads())])
                 }
-                Some(_) => logits(tokens, model.vocab_size),
+                Some(_) => logits(tokens, model.n_logits()),
             },
             positions: positions::positions(self, rows),
             caches: 0,

@@ -72,13 +72,13 @@ impl Decoder {
     }
 
     fn made(plan: &Plan, drawn: bool, device: &Device) -> Decoder {
-        let ModelPlan { d_model, vocab_size, block, .. } = &plan.model;
+        let (ModelPlan { d_model, block, .. }, rows) = (&plan.model, plan.model.n_logits());
         let mut rng = stream(plan.seed, Purpose::Weights);
         let mut init = trunk::init(plan, drawn.then_some(&mut rng), device);
         let embedding = trunk::embedding(plan, &mut init);
         let blocks = trunk::blocks(plan, &mut init);
-        let head = (!block.tie_embeddings).then(|| normal_matrix([*d_model, *vocab_size], init.std, &mut init));
-        let head_bias = block.lm_head_bias.then(|| init.zeros(*vocab_size));
+        let head = (!block.tie_embeddings).then(|| normal_matrix([*d_model, rows], init.std, &mut init));
+        let head_bias = block.lm_head_bias.then(|| init.zeros(rows));
         let embedding_norm = trunk::embedding_norm(plan, &mut init);
         let norm = trunk::norm(plan, &mut init);
         let trunk = Trunk::of(plan, device, TrunkParts { embedding, embedding_norm, blocks, norm });

@@ -3,6 +3,7 @@
 mod check;
 mod difference;
 mod head;
+mod heads;
 mod model;
 
 pub use difference::PlanDifference;
@@ -12,13 +13,14 @@ pub use model::ModelPlan;
 
 use crate::config::{DataConfig, ModelConfig, Preset, RunConfig, SamplingConfig, TrainConfig};
 use crate::error::{Error, Result};
-use crate::layers::{self, AllKeys, AttentionWindow, LayerConfig, LayerKind};
+use crate::layers::{self, AllKeys, AttentionWindow};
 use crate::schedule::LrScheduler;
 use check::{
-    check, check_block, check_chunk_len, check_documents, check_encodings, check_layers, check_pooling, check_task,
-    check_train, check_until,
+    check, check_block, check_chunk_len, check_documents, check_encodings, check_layers, check_logits, check_pooling,
+    check_task, check_train, check_until,
 };
 use difference::flatten;
+use heads::check_heads;
 use kerple_burn::forward_context::ForwardContext;
 use kerple_core::encoding::{Encoding, Geometry};
 use kerple_run::{InitFrom, TrainingEnd};
@@ -138,12 +140,15 @@ impl Plan {
             d_model,
             d_hidden: config.model.d_hidden.unwrap_or(4 * d_model),
             vocab_size: rows.unwrap_or(facts.vocab_size.next_multiple_of(pad)),
+            unpadded_vocab_size: config.model.unpadded_vocab_size,
             pooling: config.model.pooling,
             block: config.model.block.clone(),
             layers: layers::resolve(&config.model.layers, n_layers)?,
         };
         check_pooling(task, model.pooling)?;
         check_block(&model)?;
+        check_logits(task, &model, facts.vocab_size)?;
+        check_heads(&config.encoding, &model)?;
         check_train(&train)?;
         check_until(task, &train)?;
         let micro_batch = train.micro_batch_size.unwrap_or(train.batch_size);
@@ -230,10 +235,6 @@ impl Plan {
     /// A run file that makes this plan again of the same data.
     pub fn config(&self) -> RunConfig {
         let ModelPlan { n_layers, n_heads, head_dim, d_model, d_hidden, vocab_size, pooling, .. } = self.model;
-        let kind = |(name, kind): (&String, &LayerKind)| {
-            let LayerKind { at, encoding, window, sink_tokens, attention } = kind.clone();
-            (name.clone(), LayerConfig { at: Some(at), every: None, encoding, window, sink_tokens, attention })
-        };
         let train = TrainConfig {
             // as if they had not been named, so that others may be
             micro_batch_size: self.train.micro_batch_size.filter(|rows| *rows != self.train.batch_size),
@@ -253,9 +254,10 @@ impl Plan {
                 d_hidden: Some(d_hidden),
                 pad_vocab_multiple: None,
                 padded_vocab_size: Some(vocab_size),
+                unpadded_vocab_size: self.model.unpadded_vocab_size,
                 pooling,
                 block: self.model.block.clone(),
-                layers: self.model.layers.iter().map(kind).collect(),
+                layers: self.model.layers.iter().map(|(name, kind)| (name.clone(), kind.config())).collect(),
             },
             train,
         }
@@ -276,18 +278,16 @@ impl Plan {
         self.model.geometry(self.sequence_len())
     }
 
-    /// Refuses tokens of which the largest has no row in the embedding; `place` is where they are, `name` knows what it is called.
+    /// Refuses tokens of which the largest has no row in the embedding, or no logit; `place` is where they are, `name` knows what it is called.
     ///
     /// # Errors
     /// The token and the rows.
     pub fn check_tokens(&self, largest: Option<u32>, place: &str, name: impl Fn(u32) -> Option<String>) -> Result<()> {
-        let rows = self.model.vocab_size;
+        let rows = self.model.n_logits();
         let Some(token) = largest.filter(|token| *token as usize >= rows) else { return Ok(()) };
         let name = name(token).map_or_else(String::new, |name| format!(" `{name}`"));
-        let message = format!(
-            "{place} contains token {token}{name}, but the model's embedding has \
-            {rows} rows"
-        );
+        let table = if self.model.unpadded_vocab_size.is_some() { "output projection" } else { "embedding" };
+        let message = format!("{place} contains token {token}{name}, but the model's {table} has {rows} rows");
         Err(Error::refused(
             message,
             "the tokenizer has more tokens than the model; use text without \

@@ -101,6 +101,10 @@ fn every_key_changes_the_plan() {
         "model.layers.a={ every = 2, window = 9 }",
         "model.layers.a={ at = [0], encoding = \"none\" }",
         "model.layers.a={ at = [0], attention = { linear = {} } }",
+        "model.layers.a={ at = [0], n_heads = 2, encoding = \"alibi\" }",
+        "model.layers.a={ at = [0], head_dim = 2, encoding = \"alibi\" }",
+        "model.layers.a={ at = [0], n_kv_heads = 2 }",
+        "model.layers.a={ at = [0], attn_scale = 0.5 }",
         "train.lr_schedule=inverse_root",
         "train.lr_schedule=cosine_restarts",
         "train.lr_cycle_steps=7",
@@ -121,6 +125,8 @@ fn every_key_changes_the_plan() {
         let changed = plan(&[key]).unwrap_or_else(|error| panic!("{key}: {error}"));
         assert_ne!(changed.hash, plain.hash, "{key}");
     }
+    let of_padded = |keys: &[&str]| plan(&[&["model.padded_vocab_size=300"], keys].concat()).unwrap().hash;
+    assert_ne!(of_padded(&["model.unpadded_vocab_size=290"]), of_padded(&[]));
     // where the data lies, how often things are saved and how many sequences are in memory does not make another run
     for key in [
         "data.path=elsewhere",

@@ -2,13 +2,14 @@
 
 use crate::common::{IDS, PASS, assert_decoding, logits, patterns, plan_of_text};
 use burn::tensor::{DType, Tensor};
+use kerple_burn::heads::Heads;
 use kerple_burn::implementation::Impl;
 use kerple_burn::kv_cache::KvCache;
 use kerple_burn::ops::embedding::embed;
 use kerple_burn::parameters;
 use kerple_burn::plan::{AttentionKind, InitKind};
 use kerple_burn::positional_encoding::PositionalEncoding;
-use kerple_core::encoding::Encoding;
+use kerple_core::encoding::{Encoding, Geometry};
 use kerple_lm::config::TrainConfig;
 use kerple_lm::model::{Decoder, TokenBatch};
 use kerple_lm::plan::Plan;
@@ -23,13 +24,14 @@ const ALL: TokenBatch = TokenBatch { ids: &IDS, batch: 1, len: IDS.len(), docume
 fn layer_by_layer(model: &Decoder, plan: &Plan) -> Tensor<3> {
     let (device, dtype) = (kerple_lm::device(), DType::F32);
     let mut x = embed(model.trunk.embedding.val(), &IDS, [1, IDS.len()], Impl::Reference);
-    let alone = |encoding: &Encoding| PositionalEncoding::new(encoding, &plan.geometry(), 4, plan.seed, &device);
-    if let Some(rows) = alone(&plan.encoding).absolute(0, IDS.len(), (&device, dtype), &PASS) {
+    let alone =
+        |encoding: &Encoding, geometry: &Geometry| PositionalEncoding::new(encoding, geometry, 4, plan.seed, &device);
+    if let Some(rows) = alone(&plan.encoding, &plan.geometry()).absolute(0, IDS.len(), (&device, dtype), &PASS) {
         x = x + rows;
     }
     for (number, block) in model.trunk.blocks.iter().enumerate() {
         let layer = plan.model.layer(&plan.encoding, number);
-        let encoding = alone(&layer.windowed()).with_attention(layer.attention);
+        let encoding = alone(&layer.windowed(), &layer.geometry(&plan.geometry())).with_attention(layer.attention);
         let positions = encoding.attention_context(number, [IDS.len(); 2], (&device, dtype), Impl::Reference, &PASS);
         x = block.forward(x, &positions, &PASS, Impl::Reference);
     }
@@ -179,6 +181,48 @@ fn plans_say_which_layers_are_what() {
 }
 
 #[test]
+fn kinds_have_heads_of_their_own() {
+    let text = "encoding = \"alibi\"\nmodel.block = { n_kv_heads = 1, attn_scale = 0.5 }\n[model.layers]\n\
+                a = { at = [1], n_heads = 6, n_kv_heads = 3, head_dim = 4, attn_scale = 0.25, encoding = \"t5\" }\n\
+                b = { at = [3], n_kv_heads = 2 }";
+    let plan = read(text).unwrap();
+    let heads: Vec<[usize; 3]> = plan.model.every_layer(&plan.encoding).map(|layer| layer.heads).map(sizes).collect();
+    assert_eq!(heads, [[2, 1, 8], [6, 3, 4], [2, 1, 8], [2, 2, 8]]);
+    let scales: Vec<_> = plan.model.every_layer(&plan.encoding).map(|layer| layer.attn_scale).collect();
+    assert_eq!(scales, [Some(0.5), Some(0.25), Some(0.5), Some(0.5)]);
+    assert_eq!(plan.label, "alibi-at1=t5.heads6.kv_heads3.head_dim4.attn_scale0.25-at3=kv_heads2");
+    let written = serde_json::to_string(&plan).unwrap();
+    assert_eq!(serde_json::from_str::<Plan>(&written).unwrap(), plan);
+    assert_eq!(plan.config().model.layers["a"].head_dim, Some(4));
+    let model = Decoder::new(&plan, &kerple_lm::device());
+    let built: Vec<[usize; 3]> = model.trunk.blocks.iter().map(|block| sizes(block.attention.heads())).collect();
+    assert_eq!(built, heads);
+    // more heads keep more, and the table of a kind is that of its own heads
+    let alike = read("encoding = \"alibi\"\nmodel.block = { n_kv_heads = 1, attn_scale = 0.5 }").unwrap();
+    assert!(plan.serving_memory(4096, 8).caches > alike.serving_memory(4096, 8).caches);
+    assert_eq!(model.trunk.encoding.table(1, 5).bias.map(|bias| bias.len()), Some(6 * 5));
+}
+
+fn sizes(heads: Heads) -> [usize; 3] {
+    [heads.heads, heads.kv_heads, heads.head_dim]
+}
+
+#[test]
+fn tokens_beyond_the_logits_are_read_and_not_predicted() {
+    // 23 tokens, padded to 24 rows
+    let plan = read("encoding = \"rotary\"\nmodel.unpadded_vocab_size = 23").unwrap();
+    let model = Decoder::new(&plan, &kerple_lm::device());
+    let sizes = parameters::collect(&model).into_iter().map(|n| n.array.shape().iter().product::<usize>());
+    assert_eq!(sizes.sum::<usize>(), plan.parameters);
+    let ids = [3, 23, 4, 22, 5];
+    assert_eq!(logits(&model, &ids).len(), ids.len() * 23);
+    let refused = plan.check_tokens(Some(23), "the prompt", |_| None).unwrap_err().to_string();
+    assert!(refused.contains("token 23, but the model's output projection has 23 rows"), "{refused}");
+    plan.check_tokens(Some(22), "the prompt", |_| None).unwrap();
+    assert_eq!(plan.config().model.unpadded_vocab_size, Some(23));
+}
+
+#[test]
 fn mistakes_name_the_kind() {
     for (kinds, said) in [
         ("a = { at = [4], window = 2 }", "model.layers.a.at: layer 4 does not exist, the model has 4"),
@@ -224,10 +268,63 @@ fn mistakes_name_the_kind() {
             "a = { every = 2, attention = { linear = { n_features = 7 } } }",
             "model.layers.a.attention.linear.n_features: 7 is odd",
         ),
+        ("a = { every = 2, n_heads = 0 }", "model.layers.a.n_heads: 0 is out of range, it must be between 1 and 65536"),
+        ("a = { every = 2, n_kv_heads = 0 }", "model.layers.a.n_kv_heads: 0 is out of range"),
+        ("a = { every = 2, head_dim = 70000 }", "model.layers.a.head_dim: 70000 is out of range"),
+        (
+            "a = { every = 2, n_heads = 60000, head_dim = 60000 }",
+            "n_heads * head_dim of model.layers.a: 3600000000 is out of range",
+        ),
+        ("a = { every = 2, attn_scale = inf }", "model.layers.a.attn_scale: inf is out of range"),
+        ("a = { every = 2, n_kv_heads = 3 }", "model.layers.a.n_kv_heads: 3 does not divide the 2 query heads"),
+        (
+            "a = { every = 2, head_dim = 4 }",
+            "model.layers.a.head_dim: the model's encoding kerple_log serves heads of one size, 2 of 8 features, \
+             give this kind an encoding of its own",
+        ),
+        ("a = { every = 2, n_heads = 4 }", "model.layers.a.n_heads: the model's encoding kerple_log serves heads"),
+        (
+            "a = { every = 2, n_kv_heads = 1, attention = { linear = {} } }",
+            "model.layers.a.n_kv_heads: linear attention does not support grouped-query attention",
+        ),
+        (
+            "a = { every = 2, attn_scale = 0.5, attention = { linear = {} } }",
+            "model.layers.a.attn_scale: linear attention does not support scaling of scores",
+        ),
         ("a = { every = 1, encoding = \"rotary\" }", "encoding: no layer uses the model's encoding kerple_log"),
     ] {
         let refused = read(&format!("encoding.kind = \"kerple_log\"\n[model.layers]\n{kinds}")).unwrap_err();
         assert!(refused.contains(said), "{kinds}: {refused}");
+    }
+}
+
+#[test]
+fn shared_heads_and_scales_do_not_fit_all_kinds() {
+    for (keys, said) in [
+        (
+            "model.block.attn_scale = 0.125\n[model.layers]\na = { at = [1], head_dim = 4, encoding = \"alibi\" }",
+            "model.layers.a.head_dim: model.block.attn_scale = 0.125 was chosen for model.head_dim = 8, these layers have 4, \
+             set attn_scale of this kind too",
+        ),
+        (
+            "model.block.n_kv_heads = 2\n[model.layers]\na = { at = [1], n_heads = 3, encoding = \"alibi\" }",
+            "model.layers.a.n_heads: 3 is not a multiple of model.block.n_kv_heads = 2, set n_kv_heads of this kind",
+        ),
+        (
+            "model.unpadded_vocab_size = 22",
+            "model.unpadded_vocab_size: 22 is out of range, it must be between 23 and 24",
+        ),
+        (
+            "model.unpadded_vocab_size = 25",
+            "model.unpadded_vocab_size: 25 is out of range, it must be between 23 and 24",
+        ),
+        (
+            "model.unpadded_vocab_size = 23\nmodel.block.tie_embeddings = true",
+            "model.unpadded_vocab_size: the tied output projection has the rows of the embedding",
+        ),
+    ] {
+        let refused = read(&format!("encoding.kind = \"kerple_log\"\n{keys}")).unwrap_err();
+        assert!(refused.contains(said), "{keys}: {refused}");
     }
 }
 

@@ -69,6 +69,13 @@ fn of(
 fn plans() -> Vec<(&'static str, Plan)> {
     vec![
         of("activations", "encoding = \"kerple_log\"", [4, 32], [512, 8], None),
+        of(
+            "heads of their own",
+            "encoding = \"none\"\nmodel.layers.wide = { every = 2, n_heads = 32, n_kv_heads = 8 }",
+            [4, 32],
+            [512, 8],
+            None,
+        ),
         of("tables", "encoding = { kind = \"t5\", num_buckets = 64 }", [8, 4], [8192, 1], None),
         of("weights", "encoding = \"rotary\"", [8, 64], [16, 1], None),
         of("score maps", "encoding = \"dape\"", [4, 16], [256, 2], None),

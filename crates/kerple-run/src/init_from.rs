@@ -20,13 +20,15 @@ pub enum ModelFamily {
     Smollm3,
     /// Qwen3.
     Qwen3,
+    /// Inkling, with dense feed-forward layers.
+    Inkling,
     /// Our own.
     Kerple,
 }
 
 impl ModelFamily {
     /// All of them.
-    pub const ALL: [ModelFamily; 8] = [
+    pub const ALL: [ModelFamily; 9] = [
         ModelFamily::GptNeox,
         ModelFamily::Gpt2,
         ModelFamily::Bloom,
@@ -34,6 +36,7 @@ impl ModelFamily {
         ModelFamily::Llama,
         ModelFamily::Smollm3,
         ModelFamily::Qwen3,
+        ModelFamily::Inkling,
         ModelFamily::Kerple,
     ];
 
@@ -47,6 +50,7 @@ impl ModelFamily {
             ModelFamily::Llama => "llama",
             ModelFamily::Smollm3 => "smollm3",
             ModelFamily::Qwen3 => "qwen3",
+            ModelFamily::Inkling => "inkling_text",
             ModelFamily::Kerple => "kerple",
         }
     }
@@ -61,6 +65,7 @@ impl ModelFamily {
             ModelFamily::Llama => "LlamaForCausalLM",
             ModelFamily::Smollm3 => "SmolLM3ForCausalLM",
             ModelFamily::Qwen3 => "Qwen3ForCausalLM",
+            ModelFamily::Inkling => "InklingForCausalLM",
             ModelFamily::Kerple => "KerpleForCausalLM",
         }
     }

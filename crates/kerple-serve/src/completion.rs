@@ -210,7 +210,7 @@ fn stops(raw: Option<&RawValue>) -> ApiResult<Vec<String>> {
 /// Tokens with which a text ends.
 fn stop_tokens(raw: Option<&RawValue>, shared: &ServeContext) -> ApiResult<Vec<u32>> {
     let Some(raw) = raw else { return Ok(Vec::new()) };
-    let (most, vocab) = (MOST_STOPS.0, shared.plan.model.vocab_size);
+    let (most, vocab) = (MOST_STOPS.0, shared.plan.model.n_logits());
     let expected = format!("a list of up to {most} token ids below {vocab}");
     let found = list::read(raw.get(), UpTo(most, PhantomData::<u32>));
     match found {

@@ -128,7 +128,7 @@ impl ServedModel {
     pub(crate) fn split(self) -> (Decoder, ServeContext) {
         let facts = facts::of(&self);
         let ServedModel { name, plan, model, tokenizer, special, limits, hosts, .. } = self;
-        let names = TokenNames::new(&tokenizer, plan.model.vocab_size);
+        let names = TokenNames::new(&tokenizer, plan.model.n_logits());
         (model, ServeContext { name, plan, tokenizer, names, special, limits, hosts, facts })
     }
 }

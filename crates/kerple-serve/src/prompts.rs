@@ -80,7 +80,7 @@ fn of_text(BorrowedText(written): BorrowedText, shared: &ServeContext) -> ApiRes
 }
 
 fn of_tokens(CappedList { kept, count }: CappedList<u32>, shared: &ServeContext) -> ApiResult<Prompt> {
-    let (vocab, len) = (shared.plan.model.vocab_size, shared.limits.max_model_len);
+    let (vocab, len) = (shared.plan.model.n_logits(), shared.limits.max_model_len);
     if count == 0 {
         return Err(empty());
     }

@@ -200,8 +200,8 @@ pub struct TrainArgs {
 
 #[derive(Debug, Args)]
 pub struct ImportArgs {
-    /// Folder with config.json and safetensors of GPT-NeoX, GPT-2, BLOOM, MPT, LLaMA, SmolLM3 or
-    /// Qwen3, or folder of a GPT-NeoX run.
+    /// Folder with config.json and safetensors of GPT-NeoX, GPT-2, BLOOM, MPT, LLaMA, SmolLM3,
+    /// Qwen3 or Inkling, or folder of a GPT-NeoX run.
     pub folder: PathBuf,
     /// Output run folder.
     #[arg(long)]

@@ -105,6 +105,9 @@ fn a_model_that_is_other_in_anything_but_positions_is_refused() {
     let linear = "model.layers.far={ at = [1], attention = { linear = { feature_map = \"relu\" } } }";
     let said = refused(&place, "new", &["--set", linear]);
     assert!(said.contains("attention of layer 1 = {") && said.contains("(was \"softmax\")"), "{said}");
+    let said = refused(&place, "new", &["--set", "model.layers.far={ at = [1], n_kv_heads = 1 }"]);
+    let heads = "heads of layer 1 = n_heads 2, n_kv_heads 1, head_dim 8 (was n_heads 2, n_kv_heads 2, head_dim 8)";
+    assert!(said.contains(heads), "{said}");
     let said = refused(&place, "new", &["--set", "model.preset=small"]);
     assert!(said.contains("--init-from takes sizes from the other run"), "{said}");
     // what the hint says: without the key it works, and is the model that was

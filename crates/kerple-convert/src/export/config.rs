@@ -1,6 +1,6 @@
 //! `config.json` of kerple's own architecture.
 
-use super::native::need_no_sink_tokens;
+use super::native::{need_no_sink_tokens, need_plain_heads};
 use super::{FamilyConfig, Representable, forms};
 use crate::ModelFamily;
 use kerple_burn::forward_context::{ForwardContext, POSITIONS};
@@ -26,6 +26,7 @@ fn table(value: &impl serde::Serialize) -> Value {
 /// The model in kerple's own words.
 pub(crate) fn kerple(plan: &Plan) -> Representable<FamilyConfig> {
     need_no_sink_tokens(plan)?;
+    need_plain_heads(plan)?;
     let (model, block, geometry) = (&plan.model, &plan.model.block, plan.geometry());
     super::native::need(block.short_conv.is_none(), "model.block.short_conv")?;
     let mut all = Vec::new();

@@ -5,7 +5,7 @@
 
 use super::config::encodings;
 use super::forms::width;
-use super::{ExportOptions, FamilyConfig, Representable};
+use super::{ExportOptions, FamilyConfig, Representable, inkling};
 use crate::ModelFamily;
 use kerple_burn::ops::activation::Activation;
 use kerple_burn::plan::{AttentionKind, BlockConfig, NormKind, ResidualKind, SinkKind};
@@ -15,12 +15,13 @@ use kerple_lm::plan::Plan;
 use serde_json::{Map, Value, json};
 
 /// In the order in which they are tried.
-pub(super) const FAMILIES: [ModelFamily; 7] = [
+pub(super) const FAMILIES: [ModelFamily; 8] = [
     ModelFamily::GptNeox,
     ModelFamily::Gpt2,
     ModelFamily::Llama,
     ModelFamily::Qwen3,
     ModelFamily::Smollm3,
+    ModelFamily::Inkling,
     ModelFamily::Bloom,
     ModelFamily::Mpt,
 ];
@@ -31,6 +32,7 @@ pub(super) fn config(family: ModelFamily, plan: &Plan, options: &ExportOptions) 
         ModelFamily::GptNeox => (gpt_neox(plan)?, Vec::new()),
         ModelFamily::Gpt2 => (gpt2(plan, options)?, Vec::new()),
         ModelFamily::Llama | ModelFamily::Qwen3 | ModelFamily::Smollm3 => (llama(family, plan)?, Vec::new()),
+        ModelFamily::Inkling => (inkling::config(plan)?, Vec::new()),
         ModelFamily::Bloom => (bloom(plan)?, Vec::new()),
         ModelFamily::Mpt => mpt(plan)?,
         ModelFamily::Kerple => return Err("it is kerple's own architecture".to_owned()),
@@ -50,11 +52,23 @@ pub(super) fn need(same: bool, what: &str) -> Representable<()> {
     if same { Ok(()) } else { Err(format!("it has no equivalent of {what}")) }
 }
 
-/// What none of the families has.
+/// What no family but Inkling has.
 fn check(plan: &Plan) -> Representable<()> {
-    let BlockConfig { short_conv, key_shift, ssmax, sink, attn_softcap, lm_head_bias, scale_embeddings, .. } =
-        plan.model.block;
-    need(short_conv.is_none(), "model.block.short_conv")?;
+    check_shared(plan)?;
+    need_plain_heads(plan)?;
+    need(plan.model.block.short_conv.is_none(), "model.block.short_conv")?;
+    encodings(plan).iter().try_for_each(|(_, encoding)| check_encoding(encoding))
+}
+
+/// Layers whose heads are those of the model, and as many logits as rows of the embedding.
+pub(super) fn need_plain_heads(plan: &Plan) -> Representable<()> {
+    need(plan.model.unpadded_vocab_size.is_none(), "model.unpadded_vocab_size")?;
+    plan.model.own_heads_key().map_or(Ok(()), |key| need(false, &key))
+}
+
+/// What none of the families has.
+pub(super) fn check_shared(plan: &Plan) -> Representable<()> {
+    let BlockConfig { key_shift, ssmax, sink, attn_softcap, lm_head_bias, scale_embeddings, .. } = plan.model.block;
     need(!key_shift, "model.block.key_shift")?;
     need(ssmax.is_none(), "model.block.ssmax")?;
     need(sink == SinkKind::None, "model.block.sink")?;
@@ -63,14 +77,15 @@ fn check(plan: &Plan) -> Representable<()> {
     need(!scale_embeddings, "model.block.scale_embeddings")?;
     need_no_sink_tokens(plan)?;
     let softmax = |layer: usize| *plan.model.layer(&plan.encoding, layer).attention == AttentionKind::Softmax;
-    need((0..plan.model.n_layers).all(softmax), "model.block.attention")?;
-    for (_, encoding) in encodings(plan) {
-        need(encoding.scale == BiasScale::After, "encoding.scale")?;
-        need(encoding.emulate == Emulate::Exact, "encoding.emulate")?;
-        need(encoding.randomized.is_none(), "encoding.randomized")?;
-        need(encoding.reach.is_none(), "encoding.reach")?;
-    }
-    Ok(())
+    need((0..plan.model.n_layers).all(softmax), "model.block.attention")
+}
+
+/// The same of an encoding.
+pub(super) fn check_encoding(encoding: &Encoding) -> Representable<()> {
+    need(encoding.scale == BiasScale::After, "encoding.scale")?;
+    need(encoding.emulate == Emulate::Exact, "encoding.emulate")?;
+    need(encoding.randomized.is_none(), "encoding.randomized")?;
+    need(encoding.reach.is_none(), "encoding.reach")
 }
 
 /// First tokens that stay visible under a window, of the encoding or of a kind of layers.
@@ -105,7 +120,7 @@ fn check_biases(block: &BlockConfig, have: bool) -> Representable<()> {
 }
 
 /// What transformers calls an activation.
-fn activation(block: &BlockConfig) -> &'static str {
+pub(super) fn activation(block: &BlockConfig) -> &'static str {
     match block.activation {
         Activation::Gelu => "gelu",
         Activation::GeluTanh => "gelu_new",

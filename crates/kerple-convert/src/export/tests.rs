@@ -23,6 +23,53 @@ fn family(encoding: &str, model: &str) -> ModelFamily {
 
 const LLAMA: &str = "d_hidden = 96\n[model.block]\nnorm = \"rms\"\nglu = true\nactivation = \"silu\"\nqkv_bias = false\nout_bias = false\nmlp_bias = false\n";
 
+const INKLING: &str = "{ kind = \"inkling\", rank = 3, reach = 9, log_scale = { floor = 8.0, alpha = 0.5 } }";
+const INKLING_BLOCK: &str = "qk_norm = true\nembedding_norm = true\nshort_conv = 4\nattn_scale = 0.0625\n";
+
+#[test]
+fn what_inkling_has_no_words_for_is_refused_by_key() {
+    let options = ExportOptions { family: Some(ModelFamily::Inkling), ..ExportOptions::default() };
+    let error = |encoding: &str, block: &str| {
+        family_config(&of(encoding, &format!("{LLAMA}{block}")), &options).unwrap_err().to_string()
+    };
+    let without =
+        |key: &str| INKLING_BLOCK.lines().filter(|line| !line.starts_with(key)).collect::<Vec<_>>().join("\n");
+    let other = |kind: &str| format!("{INKLING_BLOCK}[model.layers.other]\nat = [0]\n{kind}");
+    for (encoding, block, said) in [
+        (INKLING, without("attn_scale"), "model.block.attn_scale but 1 / head_dim"),
+        (INKLING, without("short_conv"), "blocks without model.block.short_conv"),
+        (INKLING, without("qk_norm"), "model.block.qk_norm"),
+        (INKLING, without("embedding_norm"), "the plan's norms"),
+        (INKLING, format!("{INKLING_BLOCK}tie_embeddings = true"), "model.block.tie_embeddings"),
+        (INKLING, format!("{INKLING_BLOCK}sink = \"learned\""), "model.block.sink"),
+        (INKLING, other("encoding = \"alibi\""), "the encoding alibi"),
+        (INKLING, other("window = 4"), "encoding.reach but the window"),
+        (
+            INKLING,
+            other("encoding = { kind = \"inkling\", rank = 2, window = 4 }"),
+            "encoding.rank that differs by layer",
+        ),
+        (INKLING, other("n_kv_heads = 2"), "layers that differ in more than a window"),
+        ("{ kind = \"inkling\", share = \"model\" }", INKLING_BLOCK.to_owned(), "encoding.share"),
+        (
+            "{ kind = \"inkling\", log_scale = { floor = 1.5, alpha = 1.0 } }",
+            INKLING_BLOCK.to_owned(),
+            "encoding.log_scale.floor",
+        ),
+        ("\"rotary\"", INKLING_BLOCK.to_owned(), "the encoding rotary"),
+    ] {
+        let error = error(encoding, &block);
+        assert!(error.contains(&format!("it has no equivalent of {said}")), "{said}: {error}");
+    }
+    // and the others say which key is Inkling's
+    for family in [ModelFamily::Llama, ModelFamily::Kerple] {
+        let options = ExportOptions { family: Some(family), ..ExportOptions::default() };
+        let wide = of("\"rotary\"", &format!("{LLAMA}[model.layers.wide]\nat = [1]\nn_kv_heads = 2\n"));
+        let error = family_config(&wide, &options).unwrap_err().to_string();
+        assert!(error.contains("it has no equivalent of model.layers.wide.n_kv_heads"), "{error}");
+    }
+}
+
 #[test]
 fn models_go_out_as_what_knows_them() {
     let layers = "[model.layers.plain]\nevery = 2\nencoding = \"none\"\n";
@@ -51,6 +98,7 @@ fn models_go_out_as_what_knows_them() {
         ("\"rotary\"", LLAMA, ModelFamily::Llama),
         ("\"rotary\"", &format!("{LLAMA}qk_norm = true\n"), ModelFamily::Qwen3),
         ("\"rotary\"", &format!("{LLAMA}{layers}"), ModelFamily::Smollm3),
+        (INKLING, &format!("{LLAMA}{}", INKLING_BLOCK), ModelFamily::Inkling),
         ("\"rotary\"", &format!("{LLAMA}sink = \"off_by_one\"\n"), ModelFamily::Kerple),
     ] {
         assert_eq!(family(encoding, model), expected, "{encoding} {model}");

@@ -3,7 +3,7 @@
 use super::drawn::DrawnTensor;
 use super::{ExportFolder, ExportOptions};
 use crate::ModelFamily;
-use crate::layout::{LayoutEntry, entries};
+use crate::layout::{LayoutEntry, entries, outline};
 use half::{bf16, f16};
 use kerple_core::encoding::FormPositions;
 use kerple_core::forms::Absolute;
@@ -113,6 +113,13 @@ impl<'a> ExportTensors<'a> {
             known.theirs.iter().enumerate().map(tensor).collect::<Vec<ExportTensor>>()
         });
         let mut all: Vec<ExportTensor> = of_entries.collect();
+        if family == ModelFamily::Inkling {
+            let head = outline(family).head;
+            // rows of tokens that are not predicted are there, and read by nobody
+            all.iter_mut().filter(|tensor| tensor.name == head).for_each(|head| head.shape[0] = plan.model.vocab_size);
+            let one = |name| ExportTensor { name, shape: vec![1], source: TensorSource::Made(vec![1.0]), exact: false };
+            all.extend(super::inkling::scales(plan).map(one));
+        }
         all.extend(drawn.into_iter().map(|drawn| ExportTensor {
             name: drawn.name_in_files(),
             shape: drawn.shape,
@@ -131,7 +138,9 @@ impl<'a> ExportTensors<'a> {
             TensorSource::Made(values) => Ok(values.clone()),
             TensorSource::Entry { entry, number } => {
                 let entry = &self.entries[*entry];
-                Ok(entry.take(*number, &read(self.file, &entry.ours, entry.len())?))
+                let mut values = entry.take(*number, &read(self.file, &entry.ours, entry.len())?);
+                values.resize(tensor.shape.iter().product(), 0.0);
+                Ok(values)
             }
         }
     }

@@ -170,11 +170,16 @@ impl<'a> ConfigKeys<'a> {
 
     /// An error about the value of a key.
     pub fn refuse(&self, key: &str, value: &Value, why: &str) -> Error {
+        self.refuse_with(key, value, why, "docs/interchange.md lists what can be imported of each family")
+    }
+
+    /// The same with a hint of its own.
+    pub fn refuse_with(&self, key: &str, value: &Value, why: &str, hint: &str) -> Error {
         let (name, value) = (self.name(key), short(&value.to_string()));
         Error::Config {
             place: self.path.display().to_string(),
             message: format!("{name} = {value}: {why}"),
-            hint: "docs/interchange.md lists what can be imported of each family".to_owned(),
+            hint: hint.to_owned(),
         }
     }
 
@@ -195,7 +200,14 @@ impl<'a> ConfigKeys<'a> {
     /// # Errors
     /// As [`ConfigKeys::optional_count`]; two names with different sizes.
     pub fn size(&self, names: &[&str], default: usize, limit: SizeLimit) -> Result<usize> {
-        let most = limit.most();
+        self.size_up_to(names, default, limit.most())
+    }
+
+    /// The same with this largest size.
+    ///
+    /// # Errors
+    /// As [`ConfigKeys::size`].
+    pub fn size_up_to(&self, names: &[&str], default: usize, most: u64) -> Result<usize> {
         let mut known: Option<(&str, usize)> = None;
         for name in names {
             let Some(value) = self.value(name) else { continue };

@@ -3,6 +3,7 @@
 mod bloom;
 mod gpt2;
 mod gpt_neox;
+mod inkling;
 mod kerple;
 mod llama;
 mod mpt;
@@ -28,17 +29,15 @@ pub struct ModelShape {
     pub train_len: usize,
 }
 
-/// Reads a configuration by its `model_type`, or by its class where it has none.
+pub use inkling::{logits_multiplier, text_config};
+
+/// Reads a configuration of a `known` family, or by its `model_type`, or by its class where it has none.
 ///
 /// # Errors
 /// An unknown family, and settings of a family that cannot be imported.
-pub fn describe(keys: &ConfigKeys) -> Result<ModelDescription> {
-    let family = family(keys)?;
-    for key in ["quantization_config", "compression_config"] {
-        if let Some(value) = keys.value(key) {
-            return Err(keys.refuse(key, value, "quantized weights cannot be imported"));
-        }
-    }
+pub fn describe(keys: &ConfigKeys, known: Option<ModelFamily>) -> Result<ModelDescription> {
+    let family = known.map_or_else(|| family(keys), Ok)?;
+    check_quantization(keys)?;
     // of two descriptions transformers takes parts of each
     for key in ["text_config", "decoder", "generator"] {
         if let Some(value) = keys.value(key) {
@@ -58,8 +57,18 @@ pub fn describe(keys: &ConfigKeys) -> Result<ModelDescription> {
         ModelFamily::Bloom => bloom::describe(keys),
         ModelFamily::Mpt => mpt::describe(keys),
         ModelFamily::Llama | ModelFamily::Smollm3 | ModelFamily::Qwen3 => llama::describe(keys, family),
+        ModelFamily::Inkling => inkling::describe(keys),
         ModelFamily::Kerple => kerple::describe(keys),
     }
+}
+
+fn check_quantization(keys: &ConfigKeys) -> Result<()> {
+    for key in ["quantization_config", "compression_config"] {
+        if let Some(value) = keys.value(key) {
+            return Err(keys.refuse(key, value, "quantized weights cannot be imported"));
+        }
+    }
+    Ok(())
 }
 
 fn family(keys: &ConfigKeys) -> Result<ModelFamily> {
@@ -85,8 +94,11 @@ fn family(keys: &ConfigKeys) -> Result<ModelFamily> {
         ));
     }
     found.ok_or_else(|| {
-        let known: Vec<&str> = ModelFamily::ALL.iter().map(|family| family.model_type()).collect();
-        keys.refuse(key, value, &format!("only these can be imported: {}", known.join(", ")))
+        if let Some(why) = value.as_str().and_then(inkling::other_definition) {
+            return keys.refuse(key, value, why);
+        }
+        let known = ModelFamily::ALL.iter().map(|family| family.model_type()).chain([inkling::MULTIMODAL]);
+        keys.refuse(key, value, &format!("only these can be imported: {}", known.collect::<Vec<_>>().join(", ")))
     })
 }
 

@@ -24,20 +24,23 @@ fn sizes(family: ModelFamily, is_hugging_face: bool) -> [(&'static str, &'static
         ModelFamily::Mpt => {
             ["n_layers", "n_heads", "d_model / n_heads", "d_model", "4 * d_model", "vocab_size", "max_seq_len"]
         }
-        ModelFamily::GptNeox | ModelFamily::Llama | ModelFamily::Qwen3 | ModelFamily::Smollm3 | ModelFamily::Kerple => {
-            [
-                "num_hidden_layers",
-                "num_attention_heads",
-                match family {
-                    ModelFamily::GptNeox => "hidden_size / num_attention_heads",
-                    _ => "head_dim",
-                },
-                "hidden_size",
-                "intermediate_size",
-                "vocab_size",
-                if family == ModelFamily::Kerple { "train_len" } else { "max_position_embeddings" },
-            ]
-        }
+        ModelFamily::GptNeox
+        | ModelFamily::Llama
+        | ModelFamily::Qwen3
+        | ModelFamily::Smollm3
+        | ModelFamily::Inkling
+        | ModelFamily::Kerple => [
+            "num_hidden_layers",
+            "num_attention_heads",
+            match family {
+                ModelFamily::GptNeox => "hidden_size / num_attention_heads",
+                _ => "head_dim",
+            },
+            "hidden_size",
+            "intermediate_size",
+            "vocab_size",
+            if family == ModelFamily::Kerple { "train_len" } else { "max_position_embeddings" },
+        ],
     };
     let ours = ["n_layers", "n_heads", "head_dim", "d_model", "d_hidden", "padded_vocab_size", "train_len"];
     std::array::from_fn(|at| (ours[at], theirs[at]))

@@ -35,6 +35,11 @@ pub trait TensorReader {
 
     /// The file of one, for messages.
     fn place(&self, name: &str) -> PathBuf;
+
+    /// What the file calls one.
+    fn stored_name<'a>(&'a self, name: &'a str) -> &'a str {
+        name
+    }
 }
 
 /// The files of a folder of transformers.

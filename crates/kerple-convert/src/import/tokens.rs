@@ -56,10 +56,10 @@ pub fn of_folder(
         return Ok(None);
     }
     let tokenizer = open(folder, &path, options, described)?;
-    let (tokens, rows) = (tokenizer.vocab_size(), described.config.model.padded_vocab_size.unwrap_or(0));
+    let (tokens, (matrix, rows)) = (tokenizer.vocab_size(), described.predicted());
     if tokens > rows {
         described.notes.push(format!(
-            "{} has {tokens} tokens, but the embedding has {rows} rows: texts with the other tokens \
+            "{} has {tokens} tokens, but the {matrix} has {rows} rows: texts with the other tokens \
              are refused, and the model never generates them",
             path.display()
         ));
@@ -89,11 +89,11 @@ fn open(folder: &Path, path: &Path, options: &ImportOptions, described: &mut Mod
         None => described.special.eos.first().copied(),
     };
     let tokenizer = Tokenizer::from_definition(path, definition, end)?;
-    let (end, rows) = (tokenizer.end_of_document(), described.config.model.padded_vocab_size.unwrap_or(0));
+    let (end, (matrix, rows)) = (tokenizer.end_of_document(), described.predicted());
     if end as usize >= rows {
         let name = tokenizer.name(end).unwrap_or_default();
         let message = format!(
-            "{}: documents end with token {end} `{}`, but the model's embedding has {rows} rows",
+            "{}: documents end with token {end} `{}`, but the model's {matrix} has {rows} rows",
             path.display(),
             short(&name)
         );
@@ -132,7 +132,7 @@ impl SpecialTokenNames<'_> {
     /// The id of a special token that the files name, where the model has it.
     fn id(&mut self, key: &str) -> Option<u32> {
         let (name, file) = self.files.name(key)?;
-        let rows = self.described.config.model.padded_vocab_size.unwrap_or(0);
+        let rows = self.described.rows();
         let why = match self.tokenizer.token(name) {
             Some(id) if (id as usize) < rows => return Some(id),
             Some(id) => format!("it is token {id}, but the embedding has {rows} rows"),
@@ -188,7 +188,7 @@ fn special(folder: &Path, keys: &ConfigKeys, described: &mut ModelDescription) -
         Value::Object(serde_json::Map::new())
     };
     let generation = ConfigKeys::new(&path, &value)?;
-    let rows = described.config.model.padded_vocab_size.unwrap_or(0);
+    let rows = described.rows();
     let [bos, eos, pad] = ["bos_token_id", "eos_token_id", "pad_token_id"].map(|key| {
         let [own, over] = [keys, &generation].map(|keys| ids(keys, key));
         let (own, over) = (own?, over?);

@@ -28,7 +28,8 @@ fn check_shape(name: &str, shape: &[usize], makes: &str, tensors: &dyn TensorRea
     match tensors.shape(name) {
         Some(found) if found == shape => Ok(()),
         found => {
-            let message = format!("tensor `{name}` has shape {:?}; {makes} {shape:?}", found.unwrap_or_default());
+            let stored = tensors.stored_name(name);
+            let message = format!("tensor `{stored}` has shape {:?}; {makes} {shape:?}", found.unwrap_or_default());
             Err(Error::damaged(&tensors.place(name), message, "the configuration belongs to another model"))
         }
     }

@@ -129,7 +129,7 @@ mod tests {
         let theirs =
             outputs.iter().map(|output| SourceTensor { name: "t".to_owned(), shape: shape(*output) }).collect();
         let shape = vec![input, outputs.iter().sum()];
-        LayoutEntry { ours: "w".to_owned(), shape, theirs, transposed, parts_first }
+        LayoutEntry { ours: "w".to_owned(), shape, theirs, matrix: None, transposed, parts_first }
     }
 
     #[test]

@@ -29,6 +29,10 @@ pub(super) struct FamilyNames {
     pub(super) packing: QkvPacking,
     /// Of queries and keys.
     pub(super) qk_norms: Option<[&'static str; 2]>,
+    /// Of the matrix and the profiles of a relative bias, which stand in every layer.
+    pub(super) relative: Option<[&'static str; 2]>,
+    /// Of short convolutions of keys, of values, of attention and of the feed-forward branch.
+    pub(super) convs: Option<[&'static str; 4]>,
     pub(super) out: &'static str,
     pub(super) up: &'static str,
     pub(super) gate: Option<&'static str>,
@@ -49,6 +53,8 @@ const GPT_NEOX: FamilyNames = FamilyNames {
     norms: ["input_layernorm", "post_attention_layernorm"],
     packing: QkvPacking::HeadsFirst("attention.query_key_value"),
     qk_norms: None,
+    relative: None,
+    convs: None,
     out: "attention.dense",
     up: "mlp.dense_h_to_4h",
     gate: None,
@@ -121,6 +127,18 @@ const LLAMA: FamilyNames = FamilyNames {
     ..GPT_NEOX
 };
 
+const INKLING: FamilyNames = FamilyNames {
+    embedding_norm: Some("model.embed_tokens.embed_norm"),
+    relative: Some(["self_attn.r_proj.weight", "self_attn.rel_logits_proj.proj"]),
+    convs: Some([
+        "self_attn.k_sconv.conv1d.weight",
+        "self_attn.v_sconv.conv1d.weight",
+        "attn_sconv.conv1d.weight",
+        "mlp_sconv.conv1d.weight",
+    ]),
+    ..LLAMA
+};
+
 const KERPLE: FamilyNames = FamilyNames {
     prefix: "model.",
     embedding: "model.embed_tokens.weight",
@@ -143,6 +161,7 @@ impl FamilyNames {
             ModelFamily::Bloom => BLOOM,
             ModelFamily::Mpt => MPT,
             ModelFamily::Llama | ModelFamily::Smollm3 | ModelFamily::Qwen3 => LLAMA,
+            ModelFamily::Inkling => INKLING,
             ModelFamily::Kerple => KERPLE,
         }
     }

@@ -24,9 +24,10 @@ use crate::encoding::EncodingForm;
 use crate::forms::{LogLengthFactor, RowProfiles};
 use serde::{Deserialize, Serialize};
 
-/// Larger sizes are refused: far above the released ones.
-const MOST_RANK: usize = 1024;
-pub(super) const MOST_REACH: usize = 1 << 20;
+/// The largest rank, far above the released ones.
+pub const MOST_RANK: usize = 1024;
+/// The longest reach, likewise.
+pub const MOST_REACH: usize = 1 << 20;
 
 /// Keys of Inkling's relative bias.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

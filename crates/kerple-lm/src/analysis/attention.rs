@@ -46,7 +46,8 @@ pub(super) fn measure(
             // another draw of a stochastic code for every sequence: a single one is relative in the mean only
             let pass = ForwardContext::evaluation(super::seed_at(plan.seed, Purpose::Evaluation, [length, number]));
             let maps = model.attention_weights(TokenBatch { ids: &ids, batch: 1, len: length, documents: None }, &pass);
-            heads.resize(maps.len(), vec![HeadStatistics::default(); plan.model.n_heads]);
+            let of_layer = |layer| vec![HeadStatistics::default(); plan.model.heads(layer).heads];
+            heads.extend((heads.len()..maps.len()).map(of_layer));
             for (layer, maps) in heads.iter_mut().zip(maps) {
                 let values: Vec<f64> = maps.into_data().iter::<f64>().collect();
                 layer

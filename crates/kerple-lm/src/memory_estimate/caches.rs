@@ -23,13 +23,13 @@ pub(super) fn caches(plan: &Plan, length: usize) -> u64 {
 }
 
 fn of_layer(plan: &Plan, layer: &LayerSettings, length: usize) -> u64 {
-    let geometry = plan.geometry();
+    let geometry = layer.geometry(&plan.geometry());
     if let Some(linear) = layer.attention.linear() {
         let rows =
             ResidentPositions { sequences: 1, positions: MIN_NOISE_BLOCK.min(length), span: length, training: false };
         return positions::held(layer, linear, &geometry, rows);
     }
-    let heads = plan.model.sizes().heads(&plan.model.block);
+    let heads = layer.heads;
     let entry = layer.encoding.entry();
     let plain = !matches!(entry, Injection::ScoreMod { .. } | Injection::Gates { .. } | Injection::Code);
     let kept = match layer.window {

@@ -52,6 +52,7 @@ pub(super) fn positions(plan: &Plan, rows: ResidentPositions) -> u64 {
     }
     let (geometry, sides) = (plan.geometry(), 1 + usize::from(plan.head().is_bidirectional()));
     let of_kind = |(layer, layers): &(LayerSettings, usize)| {
+        let geometry = layer.geometry(&geometry);
         let encoding = encoding((layer, *layers), &geometry, (rows, sides));
         let linear = layer.attention.linear();
         encoding.saturating_add(linear.map_or(0, |linear| attention((layer, *layers), linear, &geometry, rows)))

@@ -16,6 +16,7 @@ use kerple_burn::parameters::{ParamGroupOverrides, ParamGroups};
 use kerple_burn::plan::EmbeddingDropout;
 use kerple_burn::positional_encoding::{LayerEncoding, PositionalEncoding};
 use kerple_core::attention::PackedDocuments;
+use kerple_core::encoding::{Encoding, Geometry};
 use rand::Rng;
 use std::sync::Arc;
 
@@ -74,8 +75,13 @@ pub(super) fn init<'a, R>(plan: &Plan, rng: Option<&'a mut R>, device: &'a Devic
 pub(crate) fn encoding(plan: &Plan, device: &Device) -> PositionalEncoding {
     let layers: Vec<LayerEncoding> =
         plan.model.every_layer(&plan.encoding).map(|layer| layer.layer_encoding()).collect();
-    let others = plan.model.other_encodings();
-    PositionalEncoding::of_layers(&plan.encoding, &others, &layers, &plan.geometry(), (plan.seed, device))
+    let geometry = plan.geometry();
+    let others = plan.model.other_encodings().into_iter().map(|(name, other)| {
+        let own = plan.model.kind_geometry(&name, &geometry);
+        (name, other, own)
+    });
+    let others: Vec<(String, Encoding, Geometry)> = others.collect();
+    PositionalEncoding::of_layers(&plan.encoding, &others, &layers, &geometry, (plan.seed, device))
 }
 
 /// The parts of a trunk whose initial values are drawn.
@@ -100,8 +106,8 @@ pub(super) fn norm(plan: &Plan, init: &mut LayerInit<impl Rng>) -> Norm {
 }
 
 pub(super) fn blocks(plan: &Plan, init: &mut LayerInit<impl Rng>) -> Vec<TransformerBlock> {
-    let (model, sizes) = (&plan.model, plan.model.sizes());
-    let block = |layer| TransformerBlock::new(&model.block_of(&plan.encoding, layer), &sizes, layer, init);
+    let model = &plan.model;
+    let block = |layer| TransformerBlock::new(&model.block_of(layer), &model.layer_sizes(layer), layer, init);
     (0..model.n_layers).map(block).collect()
 }
 

@@ -80,24 +80,33 @@ pub(super) fn check_block(model: &ModelPlan) -> Result<()> {
             hint: "remove model.block.key_shift or model.block.short_conv".to_owned(),
         });
     }
-    let kv_heads = block.n_kv_heads.unwrap_or(model.n_heads);
-    if kv_heads == 0 || !model.n_heads.is_multiple_of(kv_heads) {
-        return Err(Error::Config {
-            place: "model.block.n_kv_heads".to_owned(),
-            message: format!("{kv_heads} does not divide model.n_heads = {}", model.n_heads),
-            hint: "choose a divisor of model.n_heads".to_owned(),
-        });
-    }
     Ok(())
+}
+
+/// Refuses fewer logits than the data has tokens, or a number of them that something else decides.
+pub(super) fn check_logits(task: Option<&TaskConfig>, model: &ModelPlan, tokens: usize) -> Result<()> {
+    let Some(rows) = model.unpadded_vocab_size else { return Ok(()) };
+    let hint = "remove it to predict as many tokens as the embedding has rows";
+    check("model.unpadded_vocab_size", rows as f64, tokens.max(1) as f64..=model.vocab_size as f64, hint)?;
+    let message = match () {
+        () if model.block.tie_embeddings => "the tied output projection has the rows of the embedding",
+        () if task.is_some() => "a task decides what its models predict",
+        () => return Ok(()),
+    };
+    Err(Error::Config {
+        place: "model.unpadded_vocab_size".to_owned(),
+        message: message.to_owned(),
+        hint: hint.to_owned(),
+    })
 }
 
 /// Refuses sizes of encodings that are out of range.
 pub(super) fn check_encodings(encoding: &Encoding, geometry: &Geometry, model: &ModelPlan) -> Result<()> {
     encoding.check(geometry).map_err(refused)?;
-    model
-        .other_encodings()
-        .iter()
-        .try_for_each(|(name, other)| other.check(geometry).map_err(refused).map_err(|error| of_kind(error, name)))
+    model.other_encodings().iter().try_for_each(|(name, other)| {
+        let geometry = model.kind_geometry(name, geometry);
+        other.check(&geometry).map_err(refused).map_err(|error| of_kind(error, name))
+    })
 }
 
 /// Refuses encodings and attention that cannot be in the layers in which they stand.
@@ -121,6 +130,7 @@ pub(super) fn check_layers(
     }
     for (name, kind) in &model.layers {
         let layer = model.layer(encoding, kind.at[0]);
+        let geometry = &layer.geometry(geometry);
         let absolute = layer.other.is_some() && layer.encoding.absolute(geometry, 0..1).is_some();
         let checked = if kind.sink_tokens.is_some() && layer.window.is_none() {
             Err(Error::Config {
@@ -146,6 +156,15 @@ pub(super) fn check_layers(
             (Error::Config { place, message, hint }, Some(_)) if place.ends_with(".encoding.sink_tokens") => {
                 Error::Config { place: format!("model.layers.{name}.sink_tokens"), message, hint }
             }
+            (Error::Config { place, message, hint }, _) => {
+                let own = match place.as_str() {
+                    "model.block.n_kv_heads" if kind.n_kv_heads.is_some() => Some("n_kv_heads"),
+                    "model.block.n_kv_heads" if kind.n_heads.is_some() => Some("n_heads"),
+                    "model.block.attn_scale" if kind.attn_scale.is_some() => Some("attn_scale"),
+                    _ => None,
+                };
+                Error::Config { place: own.map_or(place, |own| format!("model.layers.{name}.{own}")), message, hint }
+            }
             (error, _) => error,
         })?;
     }
@@ -167,7 +186,7 @@ fn check_layer(task: Option<&TaskConfig>, layer: &LayerSettings, geometry: &Geom
     let encoding = layer.windowed();
     encoding.check(geometry).map_err(refused)?;
     check_growth(&encoding, geometry, model)?;
-    check_attention(&encoding, (layer.attention, model))?;
+    check_attention(&encoding, layer, (geometry, model))?;
     check_gates(task, &encoding, layer.attention)?;
     check_direction(task, &encoding, &model.block)
 }
@@ -250,12 +269,16 @@ fn check_direction(task: Option<&TaskConfig>, encoding: &Encoding, block: &Block
 }
 
 /// Linear attention takes features of its own, and of the encodings those that are no change of scores.
-fn check_attention(encoding: &Encoding, (attention, model): (&AttentionKind, &ModelPlan)) -> Result<()> {
+fn check_attention(
+    encoding: &Encoding,
+    layer: &LayerSettings,
+    (geometry, model): (&Geometry, &ModelPlan),
+) -> Result<()> {
     let refuse = |key: &str, message: String, hint: &str| {
         Err(Error::Config { place: key.to_owned(), message, hint: hint.to_owned() })
     };
     let (taken, block) = (encoding.in_linear(), &model.block);
-    let Some(linear) = attention.linear() else {
+    let Some(linear) = layer.attention.linear() else {
         if taken == Some(InLinear::Code) {
             let message = format!("{} needs linear attention", encoding.label());
             return refuse(
@@ -273,14 +296,14 @@ fn check_attention(encoding: &Encoding, (attention, model): (&AttentionKind, &Mo
             \"inside\"; or softmax attention";
         return refuse("encoding", message, hint);
     }
-    if block.n_kv_heads.is_some_and(|kv_heads| kv_heads != model.n_heads) {
+    if layer.heads.kv_heads != layer.heads.heads {
         return refuse(
             "model.block.n_kv_heads",
             "linear attention does not support grouped-query attention (n_kv_heads must equal n_heads)".to_owned(),
             "remove it",
         );
     }
-    if block.attn_scale.is_some() || block.scale_attn_by_layer {
+    if layer.attn_scale.is_some() || block.scale_attn_by_layer {
         let message = "linear attention does not support scaling of scores".to_owned();
         return refuse("model.block.attn_scale", message, "remove attn_scale and scale_attn_by_layer");
     }
@@ -305,18 +328,18 @@ fn check_attention(encoding: &Encoding, (attention, model): (&AttentionKind, &Mo
             return refuse(key, message, "remove it");
         }
     }
-    check_linear(linear, encoding, model)
+    check_linear(linear, encoding, geometry)
 }
 
 /// Keys of linear attention.
-fn check_linear(linear: &LinearAttentionConfig, encoding: &Encoding, model: &ModelPlan) -> Result<()> {
+fn check_linear(linear: &LinearAttentionConfig, encoding: &Encoding, geometry: &Geometry) -> Result<()> {
     let refuse = |key: &str, message: String, hint: &str| {
         Err(Error::Config { place: key.to_owned(), message, hint: hint.to_owned() })
     };
     let hint = "remove it to use the default";
     check("model.block.attention.linear.n_features", linear.n_features as f64, 2.0..=65_536.0, hint)?;
     check("model.block.attention.linear.horizon", linear.horizon as f64, 1.0..=1e12, hint)?;
-    check_directions(encoding, linear, model)?;
+    check_directions(encoding, linear, geometry)?;
     if linear.feature_map == FeatureKind::Favor && !linear.n_features.is_multiple_of(2) {
         let message =
             format!("{} is odd, it must be even: `favor` has two features per random direction", linear.n_features);
@@ -334,14 +357,14 @@ fn check_linear(linear: &LinearAttentionConfig, encoding: &Encoding, model: &Mod
 }
 
 /// Random directions are drawn in square blocks and made orthogonal to each other, so rows are not wide, nor many directions long.
-fn check_directions(encoding: &Encoding, linear: &LinearAttentionConfig, model: &ModelPlan) -> Result<()> {
+fn check_directions(encoding: &Encoding, linear: &LinearAttentionConfig, geometry: &Geometry) -> Result<()> {
     const WIDEST: f64 = 4096.0;
     const MOST: f64 = (1u64 << 22) as f64;
     if matches!(linear.feature_map, FeatureKind::Relu | FeatureKind::Elu) {
         return Ok(());
     }
-    let code = encoding.code(&model.geometry(1));
-    let width = code.map_or(model.head_dim, |code| code.realisations()) as f64;
+    let code = encoding.code(geometry);
+    let width = code.map_or(geometry.head_dim, |code| code.realisations()) as f64;
     check("features per head before random directions", width, 1.0..=WIDEST, "use the features `relu` or `elu`")?;
     let numbers = "model.block.attention.linear.n_features * features per head";
     check(numbers, linear.n_features as f64 * width, 1.0..=MOST, "lower n_features, or the encoding's num_realizations")

@@ -5,7 +5,8 @@
 
 use super::{ModelPlan, Plan};
 use crate::config::{Pooling, REFERENCE};
-use crate::layers::LayerKind;
+use crate::layers::{LayerKind, LayerSettings};
+use kerple_burn::heads::Heads;
 use kerple_burn::plan::{AttentionKind, BlockConfig, EmbeddingDropout, FeatureKind};
 use serde::Serialize;
 use serde_json::Value;
@@ -77,7 +78,17 @@ fn compare(old: &FlatPlan, new: &FlatPlan) -> Vec<PlanDifference> {
 /// positions enter, which keys a query sees, and the dropout of training.
 pub(crate) fn of_models(old: &Plan, new: &Plan) -> Vec<PlanDifference> {
     let mut found = compare(&model(old), &model(new));
-    found.extend(attention_by_layer(old, new));
+    let attention = |layer: &LayerSettings| json(layer.attention).to_string();
+    found.extend(by_layer([old, new], ["attention", "model.block.attention"], attention));
+    // where the model's own sizes differ, these are listed already
+    if found.iter().all(|other| !HEADS.contains(&other.key.as_str())) {
+        let heads = |layer: &LayerSettings| {
+            let Heads { heads, kv_heads, head_dim } = layer.heads;
+            let scale = layer.attn_scale.map_or_else(String::new, |scale| format!(", attn_scale {scale}"));
+            format!("n_heads {heads}, n_kv_heads {kv_heads}, head_dim {head_dim}{scale}")
+        };
+        found.extend(by_layer([old, new], ["heads", "heads of all layers"], heads));
+    }
     if old.seed != new.seed && draws_once(old) {
         let [was, is] = [old, new].map(|plan| plan.seed.to_string());
         found.push(PlanDifference {
@@ -113,25 +124,27 @@ fn model(plan: &Plan) -> FlatPlan {
     all
 }
 
-/// Layers whose attention is of another kind, those that changed alike together.
-fn attention_by_layer(old: &Plan, new: &Plan) -> Vec<PlanDifference> {
+/// Keys of a run file that decide the heads of all layers without their own.
+const HEADS: [&str; 4] = ["model.n_heads", "model.head_dim", "model.block.n_kv_heads", "model.block.attn_scale"];
+
+/// Layers that differ in what `of` describes, those that changed alike together; it is called `name`, and `every` where all
+/// layers differ.
+fn by_layer(plans: [&Plan; 2], [name, every]: [&str; 2], of: impl Fn(&LayerSettings) -> String) -> Vec<PlanDifference> {
     const MOST_NAMED: usize = 8;
-    let all = |plan: &Plan| -> Vec<String> {
-        plan.model.every_layer(&plan.encoding).map(|layer| json(layer.attention).to_string()).collect()
-    };
-    let (old, new) = (all(old), all(new));
+    let all = |plan: &Plan| -> Vec<String> { plan.model.every_layer(&plan.encoding).map(|layer| of(&layer)).collect() };
+    let [old, new] = plans.map(all);
     let mut changed: BTreeMap<(&String, &String), Vec<usize>> = BTreeMap::new();
     for (layer, pair) in old.iter().zip(&new).enumerate().filter(|(_, (was, is))| was != is) {
         changed.entry(pair).or_default().push(layer);
     }
     let key = |layers: &[usize]| {
         if layers.len() == new.len() {
-            return "model.block.attention".to_owned();
+            return every.to_owned();
         }
         let named: Vec<String> = layers.iter().take(MOST_NAMED).map(usize::to_string).collect();
         let more = layers.len().saturating_sub(MOST_NAMED);
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-        format!("attention of layer {}{more}", named.join(", "))
+        format!("{name} of layer {}{more}", named.join(", "))
     };
     let difference = |((was, is), layers): ((&String, &String), Vec<usize>)| PlanDifference {
         key: key(&layers),
@@ -150,7 +163,7 @@ fn draws_once(plan: &Plan) -> bool {
             FeatureKind::Favor | FeatureKind::FavorJax | FeatureKind::ReluRf => linear.redraw_every == 0,
             FeatureKind::Relu | FeatureKind::Elu => false,
         };
-        random || layer.encoding.code(&geometry).is_some_and(|code| code.frozen)
+        random || layer.encoding.code(&layer.geometry(&geometry)).is_some_and(|code| code.frozen)
     })
 }
 
@@ -189,7 +202,7 @@ fn positions(plan: &Plan) -> FlatPlan {
     all.extend(values("model.block.hidden_dropout", hidden_dropout));
     all.extend(values("model.block.embedding_dropout", embedding_dropout));
     for (name, kind) in &plan.model.layers {
-        let LayerKind { at, encoding, window, sink_tokens, attention: _ } = kind;
+        let LayerKind { at, encoding, window, sink_tokens, .. } = kind;
         all.extend(values(&format!("model.layers.{name}.at"), at));
         all.extend(window.iter().flat_map(|window| values(&format!("model.layers.{name}.window"), window)));
         all.extend(sink_tokens.iter().flat_map(|own| values(&format!("model.layers.{name}.sink_tokens"), own)));

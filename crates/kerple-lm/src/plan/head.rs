@@ -52,11 +52,11 @@ impl<'a> OutputHead<'a> {
 
     /// Trained values of it, biases included.
     pub(crate) fn parameters(&self, model: &ModelPlan) -> usize {
-        let ModelPlan { d_model, vocab_size, pooling, block, .. } = model;
+        let (ModelPlan { d_model, pooling, block, .. }, rows) = (model, model.n_logits());
         match self {
             OutputHead::Tokens => {
-                let matrix = if block.tie_embeddings { 0 } else { vocab_size * d_model };
-                matrix + if block.lm_head_bias { *vocab_size } else { 0 }
+                let matrix = if block.tie_embeddings { 0 } else { rows * d_model };
+                matrix + if block.lm_head_bias { rows } else { 0 }
             }
             OutputHead::Places(task) => (d_model + 1) * task.facts().classes,
             OutputHead::Class(task) => {

@@ -4,7 +4,7 @@
 use super::OutputHead;
 use crate::config::Pooling;
 use crate::layers::{AttentionWindow, LayerKind, LayerSettings};
-use kerple_burn::plan::{AttentionKind, BlockConfig, BlockSizes, ResidualKind};
+use kerple_burn::plan::{AttentionKind, BlockConfig, ResidualKind};
 use kerple_core::encoding::{Encoding, Geometry, Injection};
 use kerple_data::tasks::TaskConfig;
 use serde::{Deserialize, Serialize};
@@ -28,6 +28,9 @@ pub struct ModelPlan {
     pub d_hidden: usize,
     /// Rows of the embedding, V: the tokenizer's vocabulary, padded.
     pub vocab_size: usize,
+    /// Rows of the output projection, where they are fewer: tokens beyond are read and never predicted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unpadded_vocab_size: Option<usize>,
     /// What a classifier's answer is read off; not written down where it is the default.
     #[serde(default, skip_serializing_if = "Pooling::is_default")]
     pub pooling: Pooling,
@@ -45,10 +48,9 @@ impl ModelPlan {
         Geometry { d_model: self.d_model, ..Geometry::new(self.n_heads, self.head_dim, train_len) }
     }
 
-    /// Sizes of a block.
-    pub fn sizes(&self) -> BlockSizes {
-        let ModelPlan { n_heads, head_dim, d_model, d_hidden, .. } = *self;
-        BlockSizes { d_model, n_heads, head_dim, d_hidden }
+    /// Logits of a token: rows of the output projection.
+    pub fn n_logits(&self) -> usize {
+        self.unpadded_vocab_size.unwrap_or(self.vocab_size)
     }
 
     /// Widths of the input of a class and of the hidden layers after it.
@@ -68,16 +70,19 @@ impl ModelPlan {
             ResidualKind::PostLn => self.block.norm.vectors() * self.d_model,
             ResidualKind::Sequential | ResidualKind::Parallel | ResidualKind::NormResidual => 0,
         };
-        matrices + self.n_layers * self.sizes().parameters(&self.block) + norms - absent
+        let blocks = (0..self.n_layers).map(|layer| self.layer_sizes(layer).parameters(&self.block_of(layer)));
+        blocks.fold(matrices, usize::saturating_add).saturating_add(norms) - absent
     }
 
     /// Trained values of all encodings of a model with this one.
     pub(super) fn encoding_parameters(&self, encoding: &Encoding, geometry: &Geometry) -> usize {
         let others = self.other_encodings();
         let layers = |other| self.every_layer(encoding).filter(|layer| layer.other == other).count();
-        let own = others.iter().enumerate().map(|(index, (_, other))| (other, layers(Some(index))));
-        let all = std::iter::once((encoding, layers(None))).chain(own);
-        all.map(|(encoding, layers)| encoding.parameter_count(geometry, layers)).fold(0, usize::saturating_add)
+        let own = others.iter().enumerate().map(|(index, (name, other))| {
+            let geometry = self.kind_geometry(name, geometry);
+            other.parameter_count(&geometry, layers(Some(index)))
+        });
+        own.fold(encoding.parameter_count(geometry, layers(None)), usize::saturating_add)
     }
 
     /// The kind of a layer, where it differs from the others.
@@ -88,7 +93,9 @@ impl ModelPlan {
     /// What a layer has, in a model with this encoding.
     pub fn layer<'a>(&'a self, encoding: &'a Encoding, layer: usize) -> LayerSettings<'a> {
         let Encoding { window, sink_tokens, .. } = *encoding;
-        let shared = LayerSettings { encoding, other: None, window, sink_tokens, attention: &self.block.attention };
+        let (heads, attn_scale) = (self.heads(layer), self.block.attn_scale);
+        let attention = &self.block.attention;
+        let shared = LayerSettings { encoding, other: None, window, sink_tokens, attention, heads, attn_scale };
         let Some((name, kind)) = self.kind(layer) else { return shared };
         let own = kind.encoding.as_ref();
         let Encoding { window, sink_tokens, .. } = *own.unwrap_or(encoding);
@@ -102,6 +109,8 @@ impl ModelPlan {
             window,
             sink_tokens: kind.sink_tokens.or(inherited),
             attention: kind.attention.as_ref().unwrap_or(shared.attention),
+            attn_scale: kind.attn_scale.or(attn_scale),
+            ..shared
         }
     }
 
@@ -150,11 +159,6 @@ impl ModelPlan {
     pub fn other_encodings(&self) -> Vec<(String, Encoding)> {
         let own = |(name, kind): (&String, &LayerKind)| Some((name.clone(), kind.encoding.clone()?));
         self.layers.iter().filter_map(own).collect()
-    }
-
-    /// The block of a layer.
-    pub fn block_of(&self, encoding: &Encoding, layer: usize) -> BlockConfig {
-        BlockConfig { attention: self.layer(encoding, layer).attention.clone(), ..self.block.clone() }
     }
 
     /// Whether every layer keeps a state of fixed size.

@@ -197,6 +197,18 @@ pub fn patterns(train: &TrainConfig) -> Vec<(&'static str, Plan)> {
                 &linear["model.block.".len()..]
             ),
         ),
+        (
+            "heads of their own in some, and in one of linear attention",
+            "encoding = { kind = \"inkling\", rank = 3, reach = 7 }\nmodel.block.attn_scale = 0.125\nmodel.block.qk_norm = true",
+            "near = { at = [0, 2], n_heads = 4, n_kv_heads = 2, head_dim = 4, attn_scale = 0.25, \
+             encoding = { kind = \"inkling\", rank = 3, window = 5 } }\n\
+             few = { at = [3], n_heads = 6, n_kv_heads = 1, encoding = \"kerple_log\" }",
+        ),
+        (
+            "other heads under linear attention and under rows for the embeddings",
+            &format!("encoding = {{ kind = \"learned\", positions = 40 }}\n{linear}"),
+            "wide = { at = [1], n_heads = 1, head_dim = 20 }\nturned = { at = [2], head_dim = 6, encoding = \"rotary\" }",
+        ),
     ]
     .map(|(what, encoding, kinds)| {
         (what, plan_of_text(&format!("{encoding}\n[model.layers]\n{kinds}"), train).unwrap())

@@ -41,6 +41,8 @@ pub enum Architecture {
     Llama,
     Qwen3,
     Smollm3,
+    #[value(name = "inkling_text")]
+    Inkling,
     Bloom,
     Mpt,
 }
@@ -54,6 +56,7 @@ impl From<Architecture> for ModelFamily {
             Architecture::Llama => ModelFamily::Llama,
             Architecture::Qwen3 => ModelFamily::Qwen3,
             Architecture::Smollm3 => ModelFamily::Smollm3,
+            Architecture::Inkling => ModelFamily::Inkling,
             Architecture::Bloom => ModelFamily::Bloom,
             Architecture::Mpt => ModelFamily::Mpt,
         }

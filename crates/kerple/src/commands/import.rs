@@ -4,7 +4,9 @@ use crate::args::ImportArgs;
 use crate::command_error::CommandResult;
 use crate::output::{print_json, remarkln, resultln};
 use kerple_convert::import::{self, ImportOptions, Imported};
+use kerple_lm::plan::Plan;
 use kerple_lm::run::RunFolder;
+use std::collections::BTreeMap;
 
 /// Makes a run of a model of another program.
 pub fn run(args: &ImportArgs) -> CommandResult {
@@ -25,14 +27,11 @@ pub fn run(args: &ImportArgs) -> CommandResult {
         }));
         return Ok(());
     }
-    let sizes = &plan.model;
     remarkln!(
-        "{family}: {}, {} parameters, {} layers of {} heads of {}, {} tokens, trained at {}",
+        "{family}: {}, {} parameters, {}, {} tokens, trained at {}",
         plan.label,
         plan.parameters,
-        sizes.n_layers,
-        sizes.n_heads,
-        sizes.head_dim,
+        layers(&plan),
         plan.data_info.vocab_size,
         plan.train_len
     );
@@ -47,4 +46,15 @@ pub fn run(args: &ImportArgs) -> CommandResult {
     }
     resultln!("{}", args.out.display());
     Ok(())
+}
+
+/// How many layers there are, of which heads.
+fn layers(plan: &Plan) -> String {
+    let mut all: BTreeMap<[usize; 2], usize> = BTreeMap::new();
+    for heads in (0..plan.model.n_layers).map(|layer| plan.model.heads(layer)) {
+        *all.entry([heads.heads, heads.head_dim]).or_default() += 1;
+    }
+    let each =
+        |([heads, head_dim], count): (&[usize; 2], &usize)| format!("{count} layers of {heads} heads of {head_dim}");
+    all.iter().map(each).collect::<Vec<String>>().join(" and ")
 }

@@ -4,6 +4,7 @@ use super::inputs::noise;
 use super::{Hardware, Measurement, TimedModelOptions, TimedSizes, encoding, extra_mib, limits};
 use crate::command_error::CommandError;
 use burn::tensor::Device;
+use kerple_burn::heads::Heads;
 use kerple_burn::implementation::Impl;
 use kerple_core::encoding::{Encoding, Method};
 use kerple_core::precision::Precision;
@@ -150,14 +151,14 @@ impl TimedModel {
 /// Multiply-adds of the model's products and attention for `batch * length` tokens, twice; a backward costs two forwards.
 fn flops(plan: &Plan, batch: usize, length: usize, backward: bool) -> f64 {
     let model = &plan.model;
-    let (m, f, v) = (model.d_model as f64, model.d_hidden as f64, model.vocab_size as f64);
-    let (inner, groups) = ((model.n_heads * model.head_dim) as f64, model.block.n_kv_heads.unwrap_or(model.n_heads));
-    let key = (groups * model.head_dim) as f64;
+    let (m, f, v) = (model.d_model as f64, model.d_hidden as f64, model.n_logits() as f64);
+    let of_heads = |of: fn(Heads) -> usize| (0..model.n_layers).map(|layer| of(model.heads(layer)) as f64).sum::<f64>();
+    let (inner, key) = (of_heads(Heads::inner), of_heads(|heads| heads.kv_heads * heads.head_dim));
     let feed_forward = if model.block.glu { 3.0 } else { 2.0 } * m * f;
-    let matrices = model.n_layers as f64 * (2.0 * m * (inner + key) + feed_forward) + m * v;
+    let matrices = 2.0 * m * (inner + key) + model.n_layers as f64 * feed_forward + m * v;
     // linear attention adds to and reads one sum of features, however many exponentials there are
     let seen = model.block.attention.linear().map_or(length, |linear| 2 * linear.n_features);
-    let attention = model.n_layers as f64 * inner * seen as f64;
+    let attention = inner * seen as f64;
     let (matrix_passes, attention_passes) = if backward { (3.0, 3.5) } else { (1.0, 1.0) };
     2.0 * (batch * length) as f64 * (matrix_passes * matrices + attention_passes * attention)
 }
