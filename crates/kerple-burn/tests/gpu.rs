@@ -51,9 +51,7 @@ fn run(device: &Device, implementation: Impl, case: &Case) -> Vec<Vec<f32>> {
     let context = ScoreContext {
         mask: AttentionMask { pattern: case.mask, lengths: case.lengths.clone().map(Into::into), documents: None },
         bias: AttentionBias::Table { bias: Some(bias.clone()), weight: weight.clone() },
-        gates: None,
-        kernel: None,
-        relative: None,
+        ..ScoreContext::default()
     };
     let [q, k, v] = own.clone().map(|x| x.swap_dims(1, 2));
     let scoring = Scoring { softcap: case.cap, ..Scoring::from(0.4) };

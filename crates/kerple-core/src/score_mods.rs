@@ -63,7 +63,7 @@ impl ScoreModSpec {
     }
 }
 
-/// [`ScoreModSpec::over`], for [`CompiledEngines`](crate::attention::CompiledEngines).
+/// [`ScoreModSpec::over`], for a type's compiled engines.
 pub(crate) fn boxed<'a, T: Number>(
     spec: &'a ScoreModSpec,
     values: &'a [T],

@@ -10,7 +10,7 @@ use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub, SubAssign};
 
 /// `f32`, the fast one, or `f64`, the exact one; there are no others.
 ///
-/// The engines of attention belong to the type, see [`CompiledEngines`]: a type brings them along.
+/// A type brings the engines of attention along, so that they are compiled once, in this crate.
 ///
 /// Functions of `f64` are those of `std` and `libm`. Those of `f32` vectorise: they have no
 /// branches, tables or calls, and their error bounds are documented. NaN in gives NaN out,

@@ -11,6 +11,7 @@ use std::ops::Range;
 /// Cumulative gates, positions that the content sets, are a field of [`ScoreTable`] beside bias and weight, not a third variant: they
 /// combine with tables. A tile reads them by token, its own queries and its own keys, where it reads tables by distance.
 #[derive(Clone, Copy, Debug)]
+#[allow(clippy::large_enum_variant, reason = "there is one of a call, and it is `Copy`")]
 pub enum ScoreTransform<'a, T> {
     /// `z = s * weight[h][d] + bias[h][d]`, each head by itself.
     Table(ScoreTable<'a, T>),

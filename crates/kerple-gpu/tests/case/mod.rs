@@ -107,6 +107,7 @@ impl Case {
             bias: self.bias.as_deref(),
             weight: self.weight.as_deref(),
             feature_decay: None,
+            decay_cumsum: None,
             gate_cumsum: self.gate_cumsum.as_deref().map(|values| Strided { values, stride: keys }),
             positions: None,
             relative: None,
