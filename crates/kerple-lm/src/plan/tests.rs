@@ -1,6 +1,6 @@
 use super::*;
 use crate::config::DataConfig;
-use crate::layers::{AllKeys, AttentionWindow};
+use crate::layers::{AllKeys, AttentionWindow, LayerConfig};
 use kerple_burn::plan::{AttentionKind, BlockConfig, LinearAttentionConfig};
 use kerple_core::encoding::scaling::SCALINGS;
 use kerple_core::encoding::{Encoding, Injection, METHODS};
