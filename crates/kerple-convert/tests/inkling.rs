@@ -209,13 +209,13 @@ fn both_layouts_and_both_configurations_give_the_same_run() {
         tensors().into_iter().map(|(name, tensor)| (name.replace("model.", "model.language_model."), tensor)).collect();
     named.extend(["model.vision_tower.a", "model.vision_tower.b", "model.audio_tower.a"].map(tower));
     let notes = same(&Place::of(&whole, &named));
-    says(&notes.join("\n"), &["not imported: 1 tensors of model.audio_tower, 2 tensors of model.vision_tower"]);
+    says(&notes.join("\n"), &["not imported: 1 tensor of model.audio_tower, 2 tensors of model.vision_tower"]);
     assert!(notes.iter().all(|note| !note.contains("does not know")), "{notes:?}");
     let mut stored = released();
     stored.extend(["model.visual.a", "model.audio.b", "model.mtp.layers.0.a"].map(tower));
     let with_mtp = with(whole, json!({ "mtp_config": { "num_nextn_predict_layers": 1 } }));
     let notes = same(&Place::of(&with_mtp, &stored)).join("\n");
-    says(&notes, &["1 tensors of model.audio, 1 tensors of model.mtp, 1 tensors of model.visual"]);
+    says(&notes, &["1 tensor of model.audio, 1 tensor of model.mtp, 1 tensor of model.visual"]);
     says(&notes, &["model.norm.weight is divided by logits_mup_width_multiplier = 2.5"]);
     says(&notes, &["the first 19 rows of lm_head.weight are imported", "mlp.global_scale is multiplied into"]);
     // files may hold as many rows of the head as are predicted

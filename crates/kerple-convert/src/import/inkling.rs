@@ -9,7 +9,7 @@
 //! w13_dn   rows of gate and up in turn, as two matrices
 //! ```
 //!
-//! Tensors of towers and of the prediction of several tokens are counted and left out.
+//! Tensors for images, sound and multi-token prediction are counted and left out.
 
 use super::tensors::{TensorReader, TransformersFolder, check_finite};
 use kerple_lm::tensors::ValueSink;
@@ -127,7 +127,10 @@ impl InklingTensors {
                 Folding::None | Folding::Times(_) | Folding::Over(_) | Folding::EverySecond(_) => {}
             }
         }
-        let part = |(part, count): (&&str, &usize)| format!("{count} tensors of {}", part.trim_end_matches('.'));
+        let part = |(part, count): (&&str, &usize)| {
+            let plural = if *count == 1 { "" } else { "s" };
+            format!("{count} tensor{plural} of {}", part.trim_end_matches('.'))
+        };
         let parts: Vec<String> = self.left_out.iter().map(part).collect();
         if !parts.is_empty() {
             notes.push(format!("not imported: {}", parts.join(", ")));

@@ -54,7 +54,9 @@ fn layers(plan: &Plan) -> String {
     for heads in (0..plan.model.n_layers).map(|layer| plan.model.heads(layer)) {
         *all.entry([heads.heads, heads.head_dim]).or_default() += 1;
     }
-    let each =
-        |([heads, head_dim], count): (&[usize; 2], &usize)| format!("{count} layers of {heads} heads of {head_dim}");
+    let each = |([heads, head_dim], count): (&[usize; 2], &usize)| {
+        let plural = if *count == 1 { "" } else { "s" };
+        format!("{count} layer{plural} of {heads} heads of {head_dim}")
+    };
     all.iter().map(each).collect::<Vec<String>>().join(" and ")
 }

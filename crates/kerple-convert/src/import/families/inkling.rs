@@ -38,7 +38,7 @@ pub fn text_config<'a>(keys: &ConfigKeys<'a>) -> Result<Option<ConfigKeys<'a>>> 
         return Ok(None);
     }
     check_quantization(keys)?;
-    // they belong to the towers, which text does not reach
+    // they belong to images, sound and multi-token prediction
     for key in ["audio_config", "vision_config", "image_token_id", "audio_token_id", "image_bos_token_id"] {
         keys.raw(key);
     }
