@@ -16,7 +16,6 @@ mod avx2;
 mod avx512;
 pub(crate) mod elementary;
 pub(crate) mod lanes;
-pub mod machine;
 mod number;
 pub(crate) mod portable;
 pub(crate) mod reduce;

@@ -15,6 +15,7 @@ pub mod gemm;
 pub mod heads;
 pub mod layer_norm;
 pub mod linear;
+pub mod machine;
 pub mod mlp;
 pub mod rotary;
 pub mod short_conv;

@@ -13,8 +13,8 @@ pub use limits::{array_bytes, check_memory};
 
 use crate::command_error::{CommandError, CommandResult};
 use crate::output::{print_json, resultln};
-use kerple_core::cpu::machine;
 use kerple_core::encoding::Encoding;
+use kerple_core::ops::machine;
 use serde::Serialize;
 use std::time::Instant;
 

@@ -4,7 +4,7 @@ use kerple::CommandResult;
 use kerple::timing::inputs::{log_bias, noise};
 use kerple::timing::{Measurement, TimedSizes, TimedWork, array_bytes, check_agreement, check_memory};
 use kerple_core::attention::{AttentionDims, AttentionProblem, ScoreTransform, Strides, View, ViewMut, naive, tiled};
-use kerple_core::cpu::machine;
+use kerple_core::ops::machine;
 use std::time::Instant;
 
 /// Attention of one query per sequence and head, with a fixed bias.
