@@ -11,7 +11,7 @@
 //!
 //! Tensors for images, sound and multi-token prediction are counted and left out.
 
-use super::tensors::{TensorReader, TransformersFolder, check_finite};
+use super::tensors::{TensorReader, TransformersFolder, check_finite, read_parts};
 use kerple_lm::tensors::ValueSink;
 use kerple_lm::{Error, Result};
 use std::collections::BTreeMap;
@@ -233,12 +233,7 @@ impl TensorReader for InklingTensors {
     }
 
     fn read(&self, name: &str) -> Result<Vec<f32>> {
-        let mut all = Vec::new();
-        self.parts(name, &mut |part| {
-            all.extend(part);
-            Ok(())
-        })?;
-        Ok(all)
+        read_parts(self, name)
     }
 
     fn parts(&self, name: &str, take: &mut ValueSink<'_>) -> Result<()> {

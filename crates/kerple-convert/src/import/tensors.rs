@@ -42,6 +42,16 @@ pub trait TensorReader {
     }
 }
 
+/// [`TensorReader::read`] of what is read in parts.
+pub(super) fn read_parts(tensors: &dyn TensorReader, name: &str) -> Result<Vec<f32>> {
+    let mut all = Vec::with_capacity(tensors.shape(name).map_or(0, |shape| shape.iter().product()));
+    tensors.parts(name, &mut |part| {
+        all.extend(part);
+        Ok(())
+    })?;
+    Ok(all)
+}
+
 /// The files of a folder of transformers.
 pub struct TransformersFolder {
     files: Vec<TensorFile>,
@@ -229,12 +239,7 @@ impl TensorReader for TransformersFolder {
     }
 
     fn read(&self, name: &str) -> Result<Vec<f32>> {
-        let mut all = Vec::with_capacity(self.shape(name).map_or(0, |shape| shape.iter().product()));
-        self.parts(name, &mut |part| {
-            all.extend(part);
-            Ok(())
-        })?;
-        Ok(all)
+        read_parts(self, name)
     }
 
     fn parts(&self, name: &str, take: &mut ValueSink<'_>) -> Result<()> {

@@ -6,9 +6,9 @@
 //!
 //! So a tile multiplies its queries by the first factor and its keys by the second, and is a product of rows again. Where all
 //! keys of a tile are before its queries, A is P between them, at the last key or at the first query: both factors are at most
-//! 1, and what becomes 0 is below the smallest number beside any other score. Where the diagonal crosses the tile, A is in the middle of what a feature loses there: both
-//! factors of every visible pair are at most `e^30`. A feature that loses more than `e^60` within a tile is *steep*: its
-//! products are added pair by pair, as far as they are not 0.
+//! 1, and what becomes 0 is below the smallest number beside any other score. Where the diagonal crosses the tile, A is in the
+//! middle of what a feature loses there: both factors of every visible pair are at most `e^30`. A feature that loses more than
+//! `e^60` within a tile is *steep*: its products are added pair by pair, as far as they are not 0.
 //!
 //! # Why f64 sums, and two numbers for an exponent
 //!
