@@ -168,7 +168,7 @@ pub struct FeatureGateProjection {
     pub weights: Vec<Tensor<2>>,
     /// b, `[H D]`.
     pub bias: Tensor<1>,
-    /// Features of a head, D.
+    /// Features per head, D.
     pub head_dim: usize,
     /// A gate `g` becomes `bound (e^(g / bound) - 1)`.
     pub bound: Option<f64>,

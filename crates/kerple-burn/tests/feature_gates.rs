@@ -70,9 +70,9 @@ fn the_fused_operation_is_the_reference() {
     }
 }
 
-/// Each document of a row has the output and the gradients that it has alone.
+/// In packed documents too; that a document has the bits that it has alone is tested with the engine.
 #[test]
-fn gates_restart_in_documents() {
+fn the_fused_operation_is_the_reference_in_documents() {
     let lengths = [[13, 27]];
     let documents = PackedDocuments::from_lengths(lengths.iter().map(|row| &row[..]), 40).unwrap();
     let mask = AttentionMask { documents: Some(Arc::new(documents)), ..AttentionMask::from(Mask::CAUSAL) };

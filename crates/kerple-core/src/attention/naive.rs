@@ -202,7 +202,7 @@ impl<'a, T: Number> QueryRow<'a, T> {
         view.row(self.segment.row, self.kv_head(head), key, self.problem.dims.head_dim)
     }
 
-    /// Where a feature of a head is in `[B, H, K, D]`.
+    /// The index of a feature in `[B, H, K, D]`.
     fn of_key_feature(&self, head: usize, key: usize, feature: usize) -> usize {
         let unit = self.segment.row * self.problem.dims.heads + head;
         (unit * self.whole[1] + self.segment.first_key + key) * self.problem.dims.head_dim + feature

@@ -11,7 +11,7 @@
 //! above `-g_max`. `scalar_gate` adds a gate of each head, as FoX has one: `z + c_i - c_j`.
 //!
 //! Past the training length: defined at every distance. But a key whose features have all decayed keeps score 0 and weight
-//! `e^0`: decay is no forgetting, and near keys are diluted as the length grows. `scalar_gate` or a window ends that.
+//! `e^0`: decay is not forgetting, and near keys are diluted as the length grows. `scalar_gate` or a window ends that.
 
 use super::description::Description;
 use super::error::{ConfigError, Result, check_count};

@@ -161,7 +161,7 @@ pub fn describe(keys: &ConfigKeys) -> Result<ModelDescription> {
 /// What the final norm is divided by: the head reads `norm(x) / multiplier`.
 ///
 /// # Errors
-/// A multiplier that is no number, or 0; two that contradict each other.
+/// A multiplier that is not a number or is 0; two that contradict each other.
 pub fn logits_multiplier(keys: &ConfigKeys) -> Result<f64> {
     let [usual, other] = ["logits_mup_width_multiplier", "embedding_multiplier"];
     let found = [keys.optional_number(usual)?, keys.optional_number(other)?];
