@@ -137,10 +137,11 @@ pub(super) fn cumsum_of_features<T: FloatElement>(
     [len, head_dim]: [usize; 2],
     documents: Option<&PackedDocuments>,
 ) -> Vec<f64> {
+    let Some(documents) = documents else { return gate_cumsum::of_features(gates, [len, head_dim]) };
     let mut all = vec![0.0; gates.len()];
-    for tokens in sequence_tokens(documents, gates.len() / (len * head_dim).max(1), len) {
+    for tokens in document_tokens(documents, gates.len() / (len * head_dim).max(1), len) {
         let own = tokens.start * head_dim..tokens.end * head_dim;
-        gate_cumsum::of_features(&gates[own.clone()], head_dim, &mut all[own]);
+        all[own.clone()].copy_from_slice(&gate_cumsum::of_features(&gates[own], [tokens.len(), head_dim]));
     }
     all
 }
@@ -151,24 +152,14 @@ pub(super) fn cumsum_of_features_backward<T: FloatElement>(
     [len, head_dim]: [usize; 2],
     documents: Option<&PackedDocuments>,
 ) -> Vec<T> {
+    let Some(documents) = documents else { return gate_cumsum::of_features_backward(d_cumsum, [len, head_dim]) };
     let mut all = vec![T::ZERO; d_cumsum.len()];
-    for tokens in sequence_tokens(documents, d_cumsum.len() / (len * head_dim).max(1), len) {
+    for tokens in document_tokens(documents, d_cumsum.len() / (len * head_dim).max(1), len) {
         let own = tokens.start * head_dim..tokens.end * head_dim;
-        gate_cumsum::of_features_backward(&d_cumsum[own.clone()], head_dim, &mut all[own]);
+        let found = gate_cumsum::of_features_backward::<T>(&d_cumsum[own.clone()], [tokens.len(), head_dim]);
+        all[own].copy_from_slice(&found);
     }
     all
-}
-
-/// Where each head of each sequence or document lies in `[B, H, L]`, of so many rows `B H`.
-fn sequence_tokens(
-    documents: Option<&PackedDocuments>,
-    units: usize,
-    len: usize,
-) -> Box<dyn Iterator<Item = Range<usize>> + '_> {
-    match documents {
-        Some(documents) => Box::new(document_tokens(documents, units, len)),
-        None => Box::new((0..units).map(move |unit| unit * len..(unit + 1) * len)),
-    }
 }
 
 /// Where each head of each document lies in `[B, H, L]`, of so many rows `B H`.

@@ -218,13 +218,10 @@ impl WallLayer {
             head: rows * head_dim,
             row: head_dim,
         };
-        let (of_q, of_k, of_head) = (dense(heads, queries), dense(kv_heads, keys), keys * head_dim);
+        let (of_q, of_k) = (dense(heads, queries), dense(kv_heads, keys));
         let [q, k, v, d_out] = [&self.q, &self.k, &self.v, &self.d_out].map(|x| cast::<T>(x));
         let sinks = self.sinks.as_deref().map(cast::<T>);
-        let mut decays = vec![0.0; self.gates.len()];
-        for (gates, sums) in self.gates.chunks(of_head).zip(decays.chunks_mut(of_head)) {
-            gate_cumsum::of_features(gates, head_dim, sums);
-        }
+        let decays = gate_cumsum::of_features(&self.gates, [keys, head_dim]);
         let scalar = self.scalar.as_ref().map(|gates| gate_cumsum::of_gates(gates, keys));
         let scores = ScoreTable {
             decay_cumsum: Some(View { data: &decays, strides: dense(heads, keys) }),
@@ -265,10 +262,7 @@ impl WallLayer {
         let saved = AttentionSaved { q, k, v, out: of_out, lse: &lse, d_out: view(&d_out, of_q) };
         let backward = if fused { attention::backward::<T> } else { naive::backward::<T> };
         backward(&problem, saved, gradients);
-        let mut d_gates = vec![0.0; decays.len()];
-        for (d_sums, d_gates) in d_decays.chunks(of_head).zip(d_gates.chunks_mut(of_head)) {
-            gate_cumsum::of_features_backward(d_sums, head_dim, d_gates);
-        }
+        let d_gates = gate_cumsum::of_features_backward(&d_decays, [keys, head_dim]);
         WallOutput {
             out: to_f64(out),
             d_q: to_f64(d_q),

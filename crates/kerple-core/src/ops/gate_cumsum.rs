@@ -150,34 +150,42 @@ pub fn of_gates_backward<T: Number>(d_gate_cumsum: &[f64], len: usize) -> Vec<T>
     d_gate_cumsum.chunks_exact(len.max(1)).flat_map(d_gates).map(T::from_f64).collect()
 }
 
-/// Writes the cumulative gates of features, `[L, D]`, of their log gates, `[L, D]`: sums over the tokens.
+/// Cumulative gates of features of their log gates, both `[.., L, D]`: sums over the tokens.
 ///
 /// # Panics
-/// If they are not rows of as many features.
-pub fn of_features<T: Number>(gates: &[T], head_dim: usize, gate_cumsum: &mut [f64]) {
-    check_shape!(gates, L = gate_cumsum.len() / head_dim, D = head_dim);
-    let mut cumsum = vec![0.0; head_dim];
-    for (to, gates) in gate_cumsum.chunks_exact_mut(head_dim).zip(gates.chunks_exact(head_dim)) {
-        for ((to, cumsum), gate) in to.iter_mut().zip(&mut cumsum).zip(gates) {
-            *cumsum += clamp_gate(gate.to_f64());
-            *to = *cumsum;
+/// If they are not rows of as many tokens and features.
+pub fn of_features<T: Number>(gates: &[T], [len, head_dim]: [usize; 2]) -> Vec<f64> {
+    check_shape!(gates, rows = gates.len() / (len * head_dim).max(1), L = len, D = head_dim);
+    let (mut gate_cumsum, row) = (vec![0.0; gates.len()], (len * head_dim).max(1));
+    for_each_task(gate_cumsum.chunks_exact_mut(row).zip(gates.chunks_exact(row)), |_, (to, gates)| {
+        let mut cumsum = vec![0.0; head_dim];
+        for (to, gates) in to.chunks_exact_mut(head_dim).zip(gates.chunks_exact(head_dim)) {
+            for ((to, cumsum), gate) in to.iter_mut().zip(&mut cumsum).zip(gates) {
+                *cumsum += clamp_gate(gate.to_f64());
+                *to = *cumsum;
+            }
         }
-    }
+    });
+    gate_cumsum
 }
 
-/// Writes the gradient of the gates of features, given that of their cumulative sums, both `[L, D]`.
+/// The gradient of the gates of features, given that of their cumulative sums, both `[.., L, D]`.
 ///
 /// # Panics
-/// If they are not rows of as many features.
-pub fn of_features_backward<T: Number>(d_gate_cumsum: &[f64], head_dim: usize, d_gates: &mut [T]) {
-    check_shape!(d_gate_cumsum, L = d_gates.len() / head_dim, D = head_dim);
-    let mut before = vec![0.0; head_dim];
-    for (to, d_cumsum) in d_gates.chunks_exact_mut(head_dim).zip(d_gate_cumsum.chunks_exact(head_dim)) {
-        for ((to, before), d_cumsum) in to.iter_mut().zip(&mut before).zip(d_cumsum) {
-            *to = T::from_f64(*before);
-            *before -= d_cumsum;
+/// If they are not rows of as many tokens and features.
+pub fn of_features_backward<T: Number>(d_gate_cumsum: &[f64], [len, head_dim]: [usize; 2]) -> Vec<T> {
+    check_shape!(d_gate_cumsum, rows = d_gate_cumsum.len() / (len * head_dim).max(1), L = len, D = head_dim);
+    let (mut d_gates, row) = (vec![T::ZERO; d_gate_cumsum.len()], (len * head_dim).max(1));
+    for_each_task(d_gates.chunks_exact_mut(row).zip(d_gate_cumsum.chunks_exact(row)), |_, (to, d_gate_cumsum)| {
+        let mut before = vec![0.0; head_dim];
+        for (to, d_cumsum) in to.chunks_exact_mut(head_dim).zip(d_gate_cumsum.chunks_exact(head_dim)) {
+            for ((to, before), d_cumsum) in to.iter_mut().zip(&mut before).zip(d_cumsum) {
+                *to = T::from_f64(*before);
+                *before -= d_cumsum;
+            }
         }
-    }
+    });
+    d_gates
 }
 
 /// Writes running sums.

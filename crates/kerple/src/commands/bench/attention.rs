@@ -148,10 +148,7 @@ impl TimedAttention {
                 // logits as normed rows make them with the first weights and biases, about N(8, 1/2)
                 let logits = noise(batch * heads * length * head_dim, 9);
                 let gates: Vec<f64> = logits.iter().map(|a| gate_cumsum::log_sigmoid(8.0 + f64::from(*a))).collect();
-                let mut sums = vec![0.0; gates.len()];
-                for (gates, sums) in gates.chunks(length * head_dim).zip(sums.chunks_mut(length * head_dim)) {
-                    gate_cumsum::of_features(gates, head_dim, sums);
-                }
+                let sums = gate_cumsum::of_features(&gates, [length, head_dim]);
                 TimedAttention { decays: Some([sums.clone(), sums]), ..plain }
             }
             EncodingForm::RelativeBias(RowProfiles { rank, reach, .. }) => {
