@@ -4,7 +4,8 @@ use super::{backward_with, forward_with};
 use crate::Number;
 use crate::attention::tests::{Case, Engine, KERNELS, Outcome, PositionCase, assert_close, dims, recipes};
 use crate::attention::{
-    AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, Mask, PositionKernel, View, ViewMut,
+    AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, KeyInterval, Mask, PackedDocuments,
+    PositionKernel, View, ViewMut,
 };
 use crate::cpu::InstructionSet;
 use proptest::prelude::*;
@@ -560,6 +561,38 @@ fn weights_sum_to_one() {
                 assert!((x - 1.0).abs() < 1e-6, "{set:?} {x}"); // a sum of up to 600 roundings of 6e-8, most of them averaged out
             }
         }
+    }
+}
+
+#[test]
+fn queries_that_see_one_key_have_no_gradient_in_their_score() {
+    let all = dims(2, 2, 1, 150, 150, 24);
+    let in_documents = |lengths: &[usize]| PackedDocuments::from_lengths([lengths, lengths], 150).unwrap();
+    let alone = [
+        Case::with_mask(all, Mask::Causal { window: Some(1) }, 1),
+        Case::with_mask(all, Mask::Bidirectional { window: Some(1) }, 2).softened(true, false),
+        Case::new(dims(2, 4, 2, 1, 1, 24), 3).with_relative(3, 5, 4),
+        Case { documents: Some(in_documents(&[1; 150])), ..Case::new(all, 5) }.dropped(0.3, 6),
+        Case { intervals: Some(vec![KeyInterval { start: 0, end: 1 }; 300]), ..Case::new(all, 7) },
+    ];
+    for case in alone {
+        for set in InstructionSet::available() {
+            let outcome = case.clone().rounded().tiled_f32(set);
+            for gradient in [outcome.d_q, outcome.d_k, outcome.d_bias, outcome.d_rows, outcome.d_profiles] {
+                assert!(gradient.iter().all(|&d| d == 0.0), "{set:?}, {:?}", case.mask);
+            }
+            assert!(outcome.d_v.iter().any(|&d| d != 0.0));
+        }
+    }
+    let first_rows_alone = Case { documents: Some(in_documents(&[40, 110])), ..Case::new(all, 8) };
+    for set in InstructionSet::available() {
+        let outcome = first_rows_alone.clone().rounded().tiled_f32(set);
+        for (at, row) in outcome.d_q.chunks_exact(24).enumerate() {
+            assert_eq!(row.iter().all(|&d| d == 0.0), [0, 40].contains(&(at % 150)), "{set:?}, row {at}");
+        }
+        // a sink takes weight from the key
+        let with_sinks = first_rows_alone.clone().softened(false, true).rounded().tiled_f32(set);
+        assert!(with_sinks.d_q[..24].iter().any(|&d| d != 0.0));
     }
 }
 

@@ -392,6 +392,7 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
         if let Some(dropout) = &scratch.dropout {
             dropout.apply(&mut scratch.d_scores[..all]);
         }
+        self.level_lone_queries(&mut scratch.d_scores, tile);
         self.lanes.run(TileScoreGradient {
             tile: *tile,
             weights: &mut scratch.weights,
@@ -461,6 +462,21 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
                 c_stride: KEYS,
                 store: StoreMode::Overwrite,
             });
+        }
+    }
+
+    /// A query that gives all its weight to one key has `d_out.v = delta`, so its score has no gradient. As computed, the two
+    /// differ by a rounding, which the derivative of a steep bias multiplies by thousands.
+    fn level_lone_queries(&self, d_scores: &mut [L::Number], tile: &KeyTile) {
+        if self.problem.sinks.is_some() {
+            return;
+        }
+        let delta = self.delta.row(0, tile.head, tile.first_query, tile.queries);
+        for (query, (d_scores, &delta)) in d_scores.chunks_exact_mut(KEYS).zip(delta).enumerate() {
+            let query = tile.first_query + query;
+            if self.problem.visible(0, query).len() + self.problem.visible_sink_tokens(0, query) == 1 {
+                d_scores.fill(delta);
+            }
         }
     }
 
