@@ -36,6 +36,8 @@ pub struct AttentionContext {
     pub gates: Option<GateProjection>,
     /// Gates of features, from the layer's normed rows.
     pub feature_gates: Option<FeatureGateProjection>,
+    /// Angles by which queries and keys turn, from the layer's normed rows.
+    pub angles: Option<AngleProjection>,
     /// A relative bias, from the layer's normed rows.
     pub relative: Option<RelativeProjection>,
     /// What linear attention takes in place of a bias.
@@ -172,6 +174,40 @@ pub struct FeatureGateProjection {
     pub head_dim: usize,
     /// A gate `g` becomes `bound (e^(g / bound) - 1)`.
     pub bound: Option<f64>,
+    /// Whether both features of a pair `(n, n + D/2)` have one gate, of which there are `H D/2` then.
+    pub pairs: bool,
+}
+
+/// Angles that a layer computes from its normed rows `x`, `[B, L, M]`: pair n of a head turns by `rates[n]` times the running sum of
+/// its increments. There are as many key heads as query heads.
+#[derive(Clone, Debug)]
+pub struct AngleProjection {
+    /// What a token turns by.
+    pub increments: IncrementProjection,
+    /// `[D/2]`
+    pub rates: Arc<[f64]>,
+}
+
+/// See [`AngleIncrements`](kerple_core::forms::AngleIncrements).
+#[derive(Clone, Debug)]
+pub enum IncrementProjection {
+    /// Increments of each pair.
+    Projected(Box<ProjectedIncrements>),
+    /// Steps of learned positions, one for all pairs of a head.
+    Steps(Box<GateProjection>),
+}
+
+/// See [`AngleIncrements::Projected`](kerple_core::forms::AngleIncrements::Projected).
+#[derive(Clone, Debug)]
+pub struct ProjectedIncrements {
+    /// W1, `[M, R]`, and W2, `[R, H D/2]`.
+    pub weights: [Tensor<2>; 2],
+    /// Of the convolution, `[H D/2, W]`; the last column is of the token itself.
+    pub filters: Tensor<2>,
+    /// beta, `[H D/2]`.
+    pub bias: Option<Tensor<1>>,
+    /// W, `[M, H]`, and b, `[H]`.
+    pub gate: Option<(Tensor<2>, Tensor<1>)>,
 }
 
 /// A relative bias whose rows a layer computes from its normed rows `x`, `[B, L, M]`: `x W`.

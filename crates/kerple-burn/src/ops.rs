@@ -12,6 +12,7 @@
 pub mod activation;
 pub mod attention;
 pub mod attention_layer;
+pub mod content_rotation;
 pub mod dropout;
 pub mod embedding;
 mod epilogue;

@@ -6,8 +6,9 @@ mod snapshot;
 pub use snapshot::EncodingSnapshot;
 
 use crate::attention_context::{
-    AttentionBias, AttentionContext, AttentionMask, DecayTensors, ExponentialTensors, FeatureGateProjection,
-    GateProjection, KernelTensors, LinearContext, Mask, RelativeProjection, RotaryTables, StochasticCode,
+    AngleProjection, AttentionBias, AttentionContext, AttentionMask, DecayTensors, ExponentialTensors,
+    FeatureGateProjection, GateProjection, IncrementProjection, KernelTensors, LinearContext, Mask,
+    ProjectedIncrements, RelativeProjection, RotaryTables, StochasticCode,
 };
 use crate::forward_context::{ForwardContext, POSITIONS};
 use crate::implementation::{DeviceKind, Impl};
@@ -23,7 +24,9 @@ use kerple_core::encoding::{
     Clamp, ConfigError, Encoding, EncodingParameter, FormPositions, Geometry, Injection, ParameterShare,
 };
 use kerple_core::encoding::{EncodingForm, Jacobian, ScoreModForm, TableJacobian};
-use kerple_core::forms::{Absolute, DistanceTable, FeatureGates, PositionKernel, Rotary, Sides};
+use kerple_core::forms::{
+    Absolute, AngleIncrements, ContentRotation, DistanceTable, FeatureGates, PositionKernel, Rotary, Sides,
+};
 use kerple_core::ops::gate_cumsum::GateMap;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -367,9 +370,12 @@ impl PositionalEncoding {
                 AttentionContext { gates: Some(self.gate_projection(layer, options.1)), ..causal }
             }
             Injection::FeatureGates { .. } => {
-                let (gates, feature_gates) = self.feature_gate_projection(layer, options.1);
+                let gates = self.encoding.feature_gates(&self.geometry).expect("this encoding has gates of features");
+                let (gates, feature_gates) =
+                    self.feature_gate_projection(gates, &mut self.stored_as(layer, options.1).into_iter());
                 AttentionContext { gates, feature_gates: Some(feature_gates), ..causal }
             }
+            Injection::ContentRotation { .. } => self.turning(layer, options.1, causal),
             Injection::RelativeBias => {
                 AttentionContext { relative: Some(self.relative_projection(layer, options.1)), ..causal }
             }
@@ -439,24 +445,60 @@ impl PositionalEncoding {
         GateProjection { weight, bias, map: gates.map, kernel }
     }
 
-    /// What a layer computes its gates of heads, where it has them, and of features with.
-    fn feature_gate_projection(&self, layer: usize, dtype: DType) -> (Option<GateProjection>, FeatureGateProjection) {
-        let FeatureGates { rank, bound, scalar } =
-            self.encoding.feature_gates(&self.geometry).expect("this encoding has gates of features");
+    /// The stored numbers of a layer in this type.
+    fn stored_as(&self, layer: usize, dtype: DType) -> Vec<Tensor<1>> {
+        self.stored(layer).into_iter().map(|values| cast(values, dtype)).collect()
+    }
+
+    /// What a layer computes its gates of heads, where it has them, and of features with; made of the `stored` numbers that come next.
+    fn feature_gate_projection(
+        &self,
+        gates: FeatureGates,
+        stored: &mut impl Iterator<Item = Tensor<1>>,
+    ) -> (Option<GateProjection>, FeatureGateProjection) {
+        let FeatureGates { rank, bound, scalar, pairs } = gates;
         let Geometry { heads, head_dim, d_model, .. } = *self.geometry;
-        let mut stored = self.stored(layer).into_iter().map(|values| cast(values, dtype));
         let mut next = || stored.next().expect("gates of features have weights and a bias");
-        let width = heads * head_dim;
+        let width = if pairs { heads * head_dim / 2 } else { heads * head_dim };
         let weights = match rank {
             None => vec![next().reshape([d_model, width])],
             Some(rank) => vec![next().reshape([d_model, rank]), next().reshape([rank, width])],
         };
-        let features = FeatureGateProjection { weights, bias: next(), head_dim, bound };
+        let features = FeatureGateProjection { weights, bias: next(), head_dim, bound, pairs };
         let of_heads = scalar.then(|| {
             let weight = Some(next().reshape([d_model, heads]));
             GateProjection { weight, bias: next(), map: GateMap::LogSigmoid, kernel: None }
         });
         (of_heads, features)
+    }
+
+    /// The context of a layer with what it computes the angles of queries and keys with, and the decays of their products.
+    fn turning(&self, layer: usize, dtype: DType, context: AttentionContext) -> AttentionContext {
+        let ContentRotation { rates, increments, decay } =
+            self.encoding.content_rotation(&self.geometry).expect("this encoding turns by its content");
+        let (rates, Geometry { heads, d_model, .. }) = (Arc::<[f64]>::from(rates), *self.geometry);
+        let mut stored = self.stored_as(layer, dtype).into_iter();
+        let mut next = || stored.next().expect("angles have weights");
+        let increments = match increments {
+            AngleIncrements::Steps(map) => {
+                let weight = Some(next().reshape([d_model, heads]));
+                let steps = GateProjection { weight, bias: next(), map, kernel: None };
+                IncrementProjection::Steps(Box::new(steps))
+            }
+            AngleIncrements::Projected { rank, width, bias, gate } => {
+                let angles = heads * rates.len();
+                IncrementProjection::Projected(Box::new(ProjectedIncrements {
+                    weights: [next().reshape([d_model, rank]), next().reshape([rank, angles])],
+                    filters: next().reshape([angles, width]),
+                    bias: bias.then(&mut next),
+                    gate: gate.then(|| (next().reshape([d_model, heads]), next())),
+                }))
+            }
+        };
+        let angles = Some(AngleProjection { increments, rates });
+        let decays = decay.map(|decay| self.feature_gate_projection(decay, &mut stored));
+        let (gates, feature_gates) = decays.map_or((None, None), |(gates, features)| (gates, Some(features)));
+        AttentionContext { angles, gates, feature_gates, ..context }
     }
 
     /// What a layer computes its relative bias with.

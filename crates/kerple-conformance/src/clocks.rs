@@ -16,7 +16,7 @@ use kerple_core::encoding::{Encoding, Geometry, Method, TableGradient, fox};
 use kerple_core::forms::DistanceTable;
 
 /// Methods of the same collection that there is no engine for, by how the names of their cases begin.
-const NOT_BUILT: [(&str, &str); 9] = [
+const NOT_BUILT: [(&str, &str); 8] = [
     ("kclock/table_uniform", "tables that are interpolated"),
     ("window/capped_distance", "distances that end"),
     ("ssmax/temperature", "a temperature by steps of the length"),
@@ -24,7 +24,6 @@ const NOT_BUILT: [(&str, &str); 9] = [
     ("softpick/", "softpick"),
     ("selective/", "selective attention"),
     ("path/", "accumulated reflections"),
-    ("rotary/clocked", "rotations by cumulative gates"),
     ("rotary/self_extend", "distances that are grouped"),
 ];
 
@@ -46,7 +45,7 @@ pub fn runner(name: &str) -> Option<CaseRunner> {
         "decode" => Some(kernels::decode),
         "theory" if name == "theory/far_mass" => Some(far_mass),
         "theory" => Some(crate::theory::learned_positions),
-        "rotary" if name != "rotary/xpos" => Some(crate::attention::run),
+        "rotary" if !["rotary/xpos", "rotary/clocked"].contains(&name) => Some(crate::attention::run),
         _ => None,
     }
 }

@@ -86,7 +86,9 @@ impl Collection {
                 _ => None,
             },
             Collection::Spe => spe::runner(case.id()).or_else(|| media::runner(case.id())),
-            Collection::Clocks => clocks::runner(case.id()).or_else(|| packed::runner_of_whole_rows(case.id())),
+            Collection::Clocks => clocks::runner(case.id())
+                .or_else(|| positions::runner_of_learned_positions(case.id()))
+                .or_else(|| packed::runner_of_whole_rows(case.id())),
             Collection::Positions => positions::runner(case.id()),
             Collection::Packed => packed::runner(case.id()),
             Collection::Interchange => case.get("folder").is_string().then_some(interchange::run as CaseRunner),

@@ -110,6 +110,7 @@ impl ReferenceLayer {
             | EncodingForm::Rotary(_)
             | EncodingForm::Gates(_)
             | EncodingForm::FeatureGates(_)
+            | EncodingForm::ContentRotation(_)
             | EncodingForm::RelativeBias(_)
             | EncodingForm::Code(_) => (DistanceTable::default(), None),
         };
@@ -237,6 +238,7 @@ pub(crate) fn d_values(
         | EncodingForm::Table(_)
         | EncodingForm::Gates(_)
         | EncodingForm::FeatureGates(_)
+        | EncodingForm::ContentRotation(_)
         | EncodingForm::RelativeBias(_)
         | EncodingForm::Code(_) => 0,
     };

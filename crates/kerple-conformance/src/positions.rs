@@ -3,6 +3,7 @@
 mod inkling;
 mod inkling_layer;
 mod inkling_model;
+mod rotation;
 mod sink_tokens;
 mod wall;
 
@@ -16,10 +17,8 @@ use kerple_core::ops::heads::{self, HeadNorm};
 use serde_json::json;
 
 /// Methods of the same collection that there is no engine for, by how the names of their cases begin.
-const NOT_BUILT: [(&str, &str); 6] = [
+const NOT_BUILT: [(&str, &str); 4] = [
     ("positions/inkling/bias", "a relative bias per row by itself"),
-    ("positions/selective/", "rotations by learned angles (selective RoPE)"),
-    ("positions/joint/", "decays and rotations together"),
     ("positions/pope/", "polar queries and keys (PoPE)"),
     ("positions/grape_ap/", "sums of gates between pairs (GRAPE-AP)"),
     ("positions/fope/", "mixed rates (FoPE)"),
@@ -37,11 +36,17 @@ pub fn runner(name: &str) -> Option<CaseRunner> {
         "bam" => Some(bam),
         "plain" => Some(plain),
         "wall" => Some(wall::run),
+        "selective" | "joint" => Some(rotation::run),
         "inkling" if name.starts_with("positions/inkling/layer_") => Some(inkling_layer::run),
         "inkling" if name.starts_with("positions/inkling/model_") => Some(inkling_model::run),
         "inkling" => Some(inkling::attention),
         _ => None,
     }
+}
+
+/// What runs a case of this name of cumulative gates that are positions of a rotation.
+pub fn runner_of_learned_positions(name: &str) -> Option<CaseRunner> {
+    (name == "rotary/clocked").then_some(rotation::run as CaseRunner)
 }
 
 /// What an engine returned against what the case expects, by name.

@@ -20,8 +20,10 @@ pub mod learned;
 pub mod none;
 pub mod renamed;
 pub mod rotary;
+pub mod rotary_positions;
 pub mod sandwich;
 pub mod scaling;
+pub mod selective_rope;
 pub mod shaw;
 pub mod sinusoidal;
 pub mod spe;
@@ -41,6 +43,7 @@ mod method;
 mod names;
 mod parameter;
 mod randomized;
+mod steps;
 
 pub use crate::emulate::Emulate;
 pub use config::{BiasScale, Clamp, Encoding};
@@ -54,7 +57,9 @@ pub use parameter::{EncodingParameter, ParameterInit, ParameterShare};
 pub use randomized::{FormPositions, Randomized};
 pub use renamed::{RENAMED, RenamedKey};
 
-use crate::forms::{Absolute, CodeForm, DistanceTable, FeatureGates, ForgetGates, Rotary, RowProfiles, Sides};
+use crate::forms::{
+    Absolute, CodeForm, ContentRotation, DistanceTable, FeatureGates, ForgetGates, Rotary, RowProfiles, Sides,
+};
 use crate::seed::{Purpose, stream_at};
 use serde::{Deserialize, Serialize};
 
@@ -237,6 +242,7 @@ impl Encoding {
             | EncodingForm::Rotary(_)
             | EncodingForm::Gates(_)
             | EncodingForm::FeatureGates(_)
+            | EncodingForm::ContentRotation(_)
             | EncodingForm::RelativeBias(_)
             | EncodingForm::Code(_) => DistanceTable { heads: geometry.heads, len, ..DistanceTable::default() },
         }
@@ -278,6 +284,7 @@ impl Encoding {
             | EncodingForm::Table(_)
             | EncodingForm::Gates(_)
             | EncodingForm::FeatureGates(_)
+            | EncodingForm::ContentRotation(_)
             | EncodingForm::RelativeBias(_)
             | EncodingForm::Code(_) => None,
         }
@@ -311,6 +318,15 @@ impl Encoding {
             return None;
         };
         Some(gates)
+    }
+
+    /// The rotation whose angles a layer makes of its rows, for methods that have one.
+    pub fn content_rotation(&self, geometry: &Geometry) -> Option<ContentRotation> {
+        let Injection::ContentRotation { .. } = self.entry() else { return None };
+        let EncodingForm::ContentRotation(rotation) = self.form_of(geometry, &[], FormPositions::from(0)) else {
+            return None;
+        };
+        Some(rotation)
     }
 
     /// The relative bias that a layer makes of its rows, for methods that have one.

@@ -9,6 +9,7 @@
 //!   to tables.
 //! * [`LearnedPositions`] are running sums of steps that a layer computes from its own rows; a kernel of their differences
 //!   enters scores, in addition to tables.
+//! * [`ContentRotation`]s turn queries and keys by running sums of angles that a layer computes from its own rows.
 //! * A [`RelativeBias`] per row is computed from a layer's own rows and profiles over distances.
 //! * A [`CodeForm`] contracts queries and keys with random rows of both, before the features of linear attention.
 
@@ -288,6 +289,41 @@ pub struct FeatureGates {
     pub bound: Option<f64>,
     /// Whether each head has a gate too, whose cumulative sums are added to scores.
     pub scalar: bool,
+    /// Whether both features of a pair `(n, n + D/2)` have one gate, of which there are `H D/2` then.
+    pub pairs: bool,
+}
+
+/// Angles by which a layer turns its queries and keys, made of its own normed rows `x`: pair `(n, n + D/2)` of a head turns by
+/// `rates[n]` times the running sum of its increments.
+///
+/// What is learned is an encoding's parameters: those of the increments, then those of the decay.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ContentRotation {
+    /// `[D/2]`
+    pub rates: Vec<f64>,
+    /// What a token turns by.
+    pub increments: AngleIncrements,
+    /// Products decay too, each pair by gates of its own; `None`: they do not.
+    pub decay: Option<FeatureGates>,
+}
+
+/// What a token turns the pairs of its heads by, before rates.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum AngleIncrements {
+    /// A low-rank projection of rows, whose part of each head is normed, then a causal convolution: W1, `[M, R]`, W2, `[R, H D/2]`,
+    /// and filters, `[H D/2, W]`.
+    Projected {
+        /// R
+        rank: usize,
+        /// Tokens of the convolution, W.
+        width: usize,
+        /// Whether `e^beta` is added: beta, `[H D/2]`.
+        bias: bool,
+        /// Whether each head multiplies them by `sigmoid(x W + b)` of the normed parts: W, `[M, H]`, and b, `[H]`.
+        gate: bool,
+    },
+    /// Steps, one for all pairs of a head: W, `[M, H]`, and b, `[H]`.
+    Steps(GateMap),
 }
 
 /// A low-rank relative bias, see [`RelativeBias`], whose rows a layer makes of its own normed rows `x`: `x W`.

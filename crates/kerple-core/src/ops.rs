@@ -8,6 +8,7 @@
 
 pub mod activation;
 pub mod adam;
+pub mod content_rotation;
 pub mod cross_entropy;
 pub mod embedding;
 pub mod gate_cumsum;

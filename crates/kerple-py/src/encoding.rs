@@ -199,7 +199,7 @@ impl PyEncoding {
     }
 
     /// Where it enters a model: `nowhere`, `embeddings`, `rotation`, `scores`, `map`, `gates`,
-    /// `learned_positions`, `feature_gates`, `relative` or `code`.
+    /// `learned_positions`, `feature_gates`, `content_rotation`, `relative` or `code`.
     #[getter]
     fn entry(&self) -> &'static str {
         match self.encoding.entry() {
@@ -211,6 +211,7 @@ impl PyEncoding {
             Injection::Gates { kernel: false } => "gates",
             Injection::Gates { kernel: true } => "learned_positions",
             Injection::FeatureGates { .. } => "feature_gates",
+            Injection::ContentRotation { .. } => "content_rotation",
             Injection::RelativeBias => "relative",
             Injection::Code => "code",
         }

@@ -8,7 +8,7 @@ use crate::kv_cache::KvCache;
 use crate::ops::attention::{self, AttentionScores, Scoring, default_scale};
 use crate::ops::attention_layer::{self, AttentionLayer};
 use crate::ops::qk_scaling::{self, QkScaling, RowsBefore};
-use crate::ops::{ResidualBase, linear, linear_attention, norm, relative};
+use crate::ops::{ResidualBase, content_rotation, linear, linear_attention, norm, relative};
 use crate::plan::{BlockConfig, BlockSizes, ResidualKind, SinkKind};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
@@ -169,9 +169,25 @@ impl SelfAttention {
         before: Option<&mut RowsBefore>,
     ) -> (Tensor<3>, Tensor<3>) {
         let (normed, qkv) = self.packed(x);
-        let qkv =
-            qk_scaling::by_parts(qkv, &self.qk_scaling(), self.heads, &context.mask, keys, (Impl::Reference, before));
-        (normed, relative::scaled(qkv, self.heads, context, keys))
+        let qkv = self.made_ready(qkv, &normed, context, keys, before);
+        (normed, qkv)
+    }
+
+    /// A packed projection of normed rows, ready to be rotated by positions.
+    fn made_ready(
+        &self,
+        qkv: Tensor<3>,
+        normed: &Tensor<3>,
+        context: &AttentionContext,
+        keys: usize,
+        mut before: Option<&mut RowsBefore>,
+    ) -> Tensor<3> {
+        let (scaling, heads) = (self.qk_scaling(), self.heads);
+        let of_scaling = (Impl::Reference, before.as_deref_mut());
+        let qkv = qk_scaling::by_parts(qkv, &scaling, heads, &context.mask, keys, of_scaling);
+        let qkv = relative::scaled(qkv, heads, context, keys);
+        let of_angles = (Impl::Reference, before.map(|before| &mut before.angles));
+        content_rotation::turned(qkv, heads, context, normed, of_angles)
     }
 
     /// Queries, keys and values `[B, H, L, D]` after their rotation, and what comes from rows; reference implementation.
@@ -237,14 +253,12 @@ impl SelfAttention {
         let [batch, len, _] = x.dims();
         assert_eq!(batch, sequences.len(), "one KV cache per sequence");
         let (normed, qkv) = self.packed(x.clone());
-        let (qk_scaling, scoring) = (self.qk_scaling(), self.scoring());
+        let scoring = self.scoring();
         let attend = |(row, CachedSequence { context, cache }): (usize, &mut CachedSequence)| {
             let qkv = qkv.clone().narrow(0, row, 1);
             let keys = cache.len() + len;
-            let before = (Impl::Reference, cache.rows_before());
-            let qkv = qk_scaling::by_parts(qkv, &qk_scaling, self.heads, &context.mask, keys, before);
-            let qkv = relative::scaled(qkv, self.heads, context, keys);
             let normed = normed.clone().narrow(0, row, 1);
+            let qkv = self.made_ready(qkv, &normed, context, keys, cache.rows_before());
             let from_rows = relative::from_rows(context, &normed, keys, Impl::Reference);
             cache.attend(qkv, self.heads, &scoring, context, from_rows)
         };

@@ -3,7 +3,9 @@
 use super::attention::{self, AttentionCall, ScoreInputs, Scoring};
 use super::qk_scaling::{self, QkScaling};
 use super::residual::{ResidualBase, ResidualInput};
-use super::{LinearTensors, NormTensors, gates, linear, linear_attention, norm, relative, score_mods};
+use super::{
+    LinearTensors, NormTensors, content_rotation, gates, linear, linear_attention, norm, relative, score_mods,
+};
 use crate::attention_context::{AttentionBias, AttentionContext, RotaryTables};
 use crate::custom_op::{BackwardContext, CustomOp, FloatElement, InputGrads, OpInputs, OpOutput, SavedForBackward};
 use crate::heads::Heads;
@@ -105,9 +107,10 @@ pub fn attention_layer(
     let softmax = context.linear.code.is_none() && context.linear.decay.is_none();
     assert!(softmax || layer.linear.is_some(), "codes and decays are for linear attention");
     // clamped projections are rare, and would need their signs kept, one layer of a model may have no norm, what a method adds
-    // to queries is added to normed ones, a relative bias and gates of features have projections of their own, and so is linear
-    // attention an operation: they take the parts one by one
+    // to queries is added to normed ones, a relative bias, gates of features and angles have projections of their own, and so is
+    // linear attention an operation: they take the parts one by one
     let plain = context.relative.is_none()
+        && context.angles.is_none()
         && context.feature_gates.is_none()
         && (layer.qk_scaling.is_nothing() || score_mods::query_bias(&context.bias).is_none());
     let (true, None, None, Some(norm)) =
@@ -151,7 +154,8 @@ fn by_parts(x: Tensor<3>, layer: AttentionLayer, context: &AttentionContext, imp
     };
     let qkv = clamped(linear::linear(normed.clone(), qkv, None, implementation), clamp);
     let qkv = qk_scaling::by_parts(qkv, &qk_scaling, heads, &context.mask, len, (implementation, None));
-    let [q, k, v] = heads.unpack(relative::scaled(qkv, heads, context, len));
+    let qkv = relative::scaled(qkv, heads, context, len);
+    let [q, k, v] = heads.unpack(content_rotation::turned(qkv, heads, context, &normed, (implementation, None)));
     let from_rows = relative::from_rows(context, &normed, len, implementation);
     let rope = context.rope.as_deref();
     let (q, k) = (attention::rotate(q, rope), attention::rotate(k, rope));

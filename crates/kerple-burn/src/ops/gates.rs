@@ -55,8 +55,10 @@ impl FeatureGateProjection {
                 t.clone() * (2.0 * bound) / (t * -1.0 + 1.0)
             }
         };
-        let heads = self.bias.dims()[0] / self.head_dim;
-        gates.reshape([batch, len, heads, self.head_dim]).swap_dims(1, 2)
+        let width = if self.pairs { self.head_dim / 2 } else { self.head_dim };
+        let heads = self.bias.dims()[0] / width;
+        let gates = gates.reshape([batch, len, heads, width]).swap_dims(1, 2);
+        if self.pairs { Tensor::cat(vec![gates.clone(), gates], 3) } else { gates }
     }
 }
 
@@ -250,7 +252,7 @@ mod tests {
             // two heads of four features, of a row that is 1
             let weight = one(logits.map(|a| a as f32).to_vec(), [1, 8]).require_grad();
             let bias = Tensor::<1>::zeros([8], &device);
-            let of = FeatureGateProjection { weights: vec![weight.clone()], bias, head_dim: 4, bound };
+            let of = FeatureGateProjection { weights: vec![weight.clone()], bias, head_dim: 4, bound, pairs: false };
             let gates = of.gates(&Tensor::<3>::ones([1, 1, 1], &device), Impl::Reference);
             assert_eq!(gates.dims(), [1, 2, 1, 4]);
             let slopes = weight.grad(&gates.clone().sum().backward()).unwrap();

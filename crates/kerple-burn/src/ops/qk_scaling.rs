@@ -8,6 +8,7 @@
 //! q    = slope[h] ln(n) q                         n visible keys: scalable softmax (Nakanishi 2025, arXiv:2501.19399)
 //! ```
 
+use super::content_rotation::AnglesBefore;
 use super::short_conv;
 use crate::attention_context::AttentionMask;
 use crate::custom_op::{FloatElement, InputGrads, OpInputs};
@@ -50,6 +51,8 @@ pub struct RowsBefore {
     /// The last projected keys and values, `[B, W - 1, G D]`, and outputs of both branches, `[B, W - 1, M]`, where a layer has
     /// short convolutions.
     pub convolved: [Option<Tensor<3>>; 4],
+    /// Where a layer turns queries and keys by its rows.
+    pub angles: AnglesBefore,
 }
 
 /// Of `[B, L]` or `[L]` rows whether they begin a sequence, or a document of one.

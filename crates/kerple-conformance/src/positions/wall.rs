@@ -21,31 +21,31 @@ use kerple_core::ops::rotary::{Angles, Rotated, Turn, rotate};
 
 /// One layer's attention, with rows as they are multiplied and gates of query heads.
 #[derive(Clone)]
-struct WallLayer {
-    dims: AttentionDims,
-    scale: f64,
-    window: Option<usize>,
-    lengths: Option<Vec<usize>>,
-    q: Vec<f64>,
-    k: Vec<f64>,
-    v: Vec<f64>,
-    d_out: Vec<f64>,
+pub(super) struct WallLayer {
+    pub(super) dims: AttentionDims,
+    pub(super) scale: f64,
+    pub(super) window: Option<usize>,
+    pub(super) lengths: Option<Vec<usize>>,
+    pub(super) q: Vec<f64>,
+    pub(super) k: Vec<f64>,
+    pub(super) v: Vec<f64>,
+    pub(super) d_out: Vec<f64>,
     /// Logarithms of gates, `[B, H, K, D]`.
-    gates: Vec<f64>,
+    pub(super) gates: Option<Vec<f64>>,
     /// Those of heads, `[B, H, K]`.
-    scalar: Option<Vec<f64>>,
-    sinks: Option<Vec<f64>>,
+    pub(super) scalar: Option<Vec<f64>>,
+    pub(super) sinks: Option<Vec<f64>>,
 }
 
 /// Gradients in the inputs of the layer.
-struct WallOutput {
-    out: Vec<f64>,
-    d_q: Vec<f64>,
-    d_k: Vec<f64>,
-    d_v: Vec<f64>,
-    d_gates: Vec<f64>,
-    d_scalar: Vec<f64>,
-    d_sinks: Vec<f64>,
+pub(super) struct WallOutput {
+    pub(super) out: Vec<f64>,
+    pub(super) d_q: Vec<f64>,
+    pub(super) d_k: Vec<f64>,
+    pub(super) d_v: Vec<f64>,
+    pub(super) d_gates: Vec<f64>,
+    pub(super) d_scalar: Vec<f64>,
+    pub(super) d_sinks: Vec<f64>,
 }
 
 /// What a case makes its gates of.
@@ -121,7 +121,7 @@ fn read(case: &Case) -> Checked<(WallLayer, Logits)> {
         k: k?,
         v: v?,
         d_out: d_out?,
-        gates,
+        gates: Some(gates),
         scalar,
         sinks: optional("sigma")?,
     };
@@ -211,7 +211,7 @@ impl Logits {
 }
 
 impl WallLayer {
-    fn slices<T: Number>(&self, fused: bool) -> WallOutput {
+    pub(super) fn slices<T: Number>(&self, fused: bool) -> WallOutput {
         let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim } = self.dims;
         let dense = |heads: usize, rows: usize| Strides {
             batch: heads * rows * head_dim,
@@ -221,10 +221,10 @@ impl WallLayer {
         let (of_q, of_k) = (dense(heads, queries), dense(kv_heads, keys));
         let [q, k, v, d_out] = [&self.q, &self.k, &self.v, &self.d_out].map(|x| cast::<T>(x));
         let sinks = self.sinks.as_deref().map(cast::<T>);
-        let decays = gate_cumsum::of_features(&self.gates, [keys, head_dim]);
+        let decays = self.gates.as_ref().map(|gates| gate_cumsum::of_features(gates, [keys, head_dim]));
         let scalar = self.scalar.as_ref().map(|gates| gate_cumsum::of_gates(gates, keys));
         let scores = ScoreTable {
-            decay_cumsum: Some(View { data: &decays, strides: dense(heads, keys) }),
+            decay_cumsum: decays.as_deref().map(|data| View { data, strides: dense(heads, keys) }),
             gate_cumsum: scalar.as_deref().map(|values| Strided { values, stride: keys }),
             ..ScoreTable::PLAIN
         };
@@ -241,7 +241,7 @@ impl WallLayer {
         let forward = if fused { attention::forward::<T> } else { naive::forward::<T> };
         forward(&problem, view(&q, of_q), view(&k, of_k), view(&v, of_k), ViewMut::new(&mut out, of_q), &mut lse);
         let [mut d_q, mut d_k, mut d_v] = [&q, &k, &v].map(|x| room(x));
-        let mut d_decays = vec![0.0; decays.len()];
+        let mut d_decays = decays.as_ref().map(|sums| vec![0.0; sums.len()]);
         let mut d_scalar = scalar.as_ref().map(|sums| vec![0.0; sums.len()]);
         let mut d_sinks = sinks.as_deref().map(room);
         let gradients = AttentionGradients {
@@ -253,7 +253,7 @@ impl WallLayer {
             d_score_mod: None,
             d_sinks: d_sinks.as_deref_mut(),
             d_gate_cumsum: d_scalar.as_deref_mut(),
-            d_decay_cumsum: Some(&mut d_decays),
+            d_decay_cumsum: d_decays.as_deref_mut(),
             d_positions: None,
             d_relative: None,
         };
@@ -262,7 +262,7 @@ impl WallLayer {
         let saved = AttentionSaved { q, k, v, out: of_out, lse: &lse, d_out: view(&d_out, of_q) };
         let backward = if fused { attention::backward::<T> } else { naive::backward::<T> };
         backward(&problem, saved, gradients);
-        let d_gates = gate_cumsum::of_features_backward(&d_decays, [keys, head_dim]);
+        let d_gates = d_decays.map(|d| gate_cumsum::of_features_backward(&d, [keys, head_dim])).unwrap_or_default();
         WallOutput {
             out: to_f64(out),
             d_q: to_f64(d_q),
@@ -275,13 +275,14 @@ impl WallLayer {
     }
 
     /// In double precision through Burn's autodiff.
-    fn burn(&self, implementation: Impl) -> WallOutput {
+    pub(super) fn burn(&self, implementation: Impl) -> WallOutput {
         let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim } = self.dims;
         let device = Device::flex().autodiff();
         let [of_q, of_k] = [[batch, heads, queries, head_dim], [batch, kv_heads, keys, head_dim]];
         let q = tensor(&self.q, of_q, &device);
         let [k, v] = [&self.k, &self.v].map(|values| tensor(values, of_k, &device));
-        let feature_gates = tensor(&self.gates, [batch, heads, keys, head_dim], &device);
+        let of_features = [batch, heads, keys, head_dim];
+        let feature_gates = self.gates.as_ref().map(|gates| tensor(gates, of_features, &device));
         let gates = self.scalar.as_ref().map(|gates| tensor(gates, [batch, heads, keys], &device));
         let sinks = self.sinks.as_ref().map(|sinks| tensor(sinks, [heads], &device));
         let context = ScoreContext {
@@ -290,7 +291,7 @@ impl WallLayer {
                 ..AttentionMask::from(Mask::Causal { window: self.window })
             },
             gates: gates.clone(),
-            feature_gates: Some(feature_gates.clone()),
+            feature_gates: feature_gates.clone(),
             ..ScoreContext::default()
         };
         let scoring = Scoring { sinks: sinks.clone(), ..Scoring::from(self.scale) };
@@ -303,7 +304,7 @@ impl WallLayer {
             d_q: of(&q),
             d_k: of(&k),
             d_v: of(&v),
-            d_gates: of(&feature_gates),
+            d_gates: feature_gates.as_ref().map(of).unwrap_or_default(),
             d_scalar: gates.and_then(|gates| gates.grad(&gradients)).map(numbers).unwrap_or_default(),
             d_sinks: sinks.and_then(|sinks| sinks.grad(&gradients)).map(numbers).unwrap_or_default(),
         }
@@ -315,28 +316,32 @@ mod tests {
     use super::*;
     use crate::folder::ReferenceFolder;
 
+    fn gates_of(layer: &mut WallLayer) -> &mut Vec<f64> {
+        layer.gates.as_mut().expect("cases of Wall have gates")
+    }
+
     /// Its name, and what it does to the inputs of the engine.
     type Mistake = (&'static str, fn(&mut WallLayer));
 
     const MISTAKES: [Mistake; 7] = [
         ("the key's gate counts and the query's does not", |layer| {
             let of_head = layer.dims.keys * layer.dims.head_dim;
-            layer.gates.chunks_mut(of_head).for_each(|head| head.rotate_left(layer.dims.head_dim));
+            gates_of(layer).chunks_mut(of_head).for_each(|head| head.rotate_left(layer.dims.head_dim));
         }),
         ("gates of the first head of a group", |layer| {
             let (of_head, group) = (layer.dims.keys * layer.dims.head_dim, layer.dims.heads / layer.dims.kv_heads);
-            let all = layer.gates.clone();
-            for (h, head) in layer.gates.chunks_mut(of_head).enumerate() {
+            let all = gates_of(layer).clone();
+            for (h, head) in gates_of(layer).chunks_mut(of_head).enumerate() {
                 head.copy_from_slice(&all[h / group * group * of_head..][..of_head]);
             }
         }),
-        ("gates cut at -2", |layer| layer.gates.iter_mut().for_each(|gate| *gate = gate.max(-2.0))),
+        ("gates cut at -2", |layer| gates_of(layer).iter_mut().for_each(|gate| *gate = gate.max(-2.0))),
         ("no gate of heads", |layer| layer.scalar = None),
         ("no sink", |layer| layer.sinks = None),
         ("a window of one more", |layer| layer.window = layer.window.map(|window| window + 1)),
         ("one gate for all features", |layer| {
             let head_dim = layer.dims.head_dim;
-            for token in layer.gates.chunks_mut(head_dim) {
+            for token in gates_of(layer).chunks_mut(head_dim) {
                 let mean = token.iter().sum::<f64>() / head_dim as f64;
                 token.fill(mean);
             }

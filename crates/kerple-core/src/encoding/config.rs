@@ -265,7 +265,7 @@ impl Encoding {
             Injection::Scores(tables) if tables.bias => Some("also multiplies scores by a weight, which would go on"),
             Injection::Scores(_) => Some("multiplies scores by a weight and adds no bias"),
             Injection::ScoreMod { .. } => Some("changes the scores of all heads together, not by a bias table alone"),
-            Injection::Gates { .. } | Injection::FeatureGates { .. } => {
+            Injection::Gates { .. } | Injection::FeatureGates { .. } | Injection::ContentRotation { .. } => {
                 Some("measures distances by the content of tokens, not by their number")
             }
             Injection::RelativeBias => Some("has a reach of its own"),

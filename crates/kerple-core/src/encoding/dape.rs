@@ -126,6 +126,7 @@ impl DapeBase {
             }
             Injection::Gates { .. } => DapeInput::Other("has a gate per token"),
             Injection::FeatureGates { .. } => DapeInput::Other("has a gate per feature"),
+            Injection::ContentRotation { .. } => DapeInput::Other("turns queries and keys by their content"),
             Injection::RelativeBias => DapeInput::Other("has a bias per row"),
             Injection::Code => DapeInput::Other("replaces queries and keys by codes"),
         }
@@ -240,6 +241,7 @@ impl Positional for DapeConfig {
                 | EncodingForm::ScoreMod(_)
                 | EncodingForm::Gates(_)
                 | EncodingForm::FeatureGates(_)
+                | EncodingForm::ContentRotation(_)
                 | EncodingForm::RelativeBias(_)
                 | EncodingForm::Code(_),
             ) => (Bias::None, neutral, None),

@@ -154,6 +154,7 @@ impl Encoding {
             | Injection::Scores(_)
             | Injection::ScoreMod { .. }
             | Injection::FeatureGates { .. }
+            | Injection::ContentRotation { .. }
             | Injection::RelativeBias => None,
             Injection::Nowhere | Injection::Embeddings | Injection::Rotation { decays: false } => {
                 Some(InLinear::AsItIs)

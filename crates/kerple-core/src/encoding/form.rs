@@ -2,7 +2,8 @@
 
 use crate::cpu::reduce;
 use crate::forms::{
-    Absolute, CodeForm, DistanceTable, FeatureGates, ForgetGates, Rotary, RowProfiles, Sides, kept_columns,
+    Absolute, CodeForm, ContentRotation, DistanceTable, FeatureGates, ForgetGates, Rotary, RowProfiles, Sides,
+    kept_columns,
 };
 use crate::score_mods::ScoreModSpec;
 
@@ -23,6 +24,8 @@ pub enum EncodingForm {
     Gates(ForgetGates),
     /// A decay of features of queries and keys by what tokens say.
     FeatureGates(FeatureGates),
+    /// A rotation of queries and keys by what tokens say.
+    ContentRotation(ContentRotation),
     /// A bias that rows make of their own features.
     RelativeBias(RowProfiles),
     /// A stochastic code of queries and keys.

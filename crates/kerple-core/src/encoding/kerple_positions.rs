@@ -26,17 +26,15 @@ use super::description::{Description, SCORES};
 use super::error::{ConfigError, Result, check_count};
 use super::method::{FormInputs, Injection, Positional};
 use super::randomized::Randomized;
+use super::steps::{StepChoice, Steps, unused};
 use super::{EncodingParameter, Geometry, ParameterInit, ParameterShare};
 use crate::calculus::parameter::FLOOR;
 use crate::encoding::EncodingForm;
 use crate::forms::{ForgetGates, PositionKernel};
-use crate::ops::gate_cumsum::GateMap;
 use serde::{Deserialize, Serialize};
 
 /// Knots of a spline unless it says otherwise: the last at 2^15 tokens.
 const KNOTS: usize = 16;
-/// Largest step unless it says otherwise.
-const STEP_MAX: f64 = 2.0;
 /// What each knot of a spline starts with: all together as `-ln(1 + u)`.
 const RISE: f64 = std::f64::consts::LN_2;
 
@@ -74,36 +72,9 @@ pub enum KernelChoice {
     Spline,
 }
 
-/// How a row becomes a step.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum StepChoice {
-    /// Bounded on both sides.
-    #[default]
-    Sigmoid,
-    /// Without an upper bound, so that one token can break a segment.
-    Softplus,
-    /// Without a scale.
-    Exp,
-}
-
 impl KerplePositionsConfig {
-    fn map(&self) -> GateMap {
-        let min = self.step_min.unwrap_or(0.0);
-        match self.step {
-            StepChoice::Sigmoid => GateMap::Sigmoid { min, max: self.step_max.unwrap_or(STEP_MAX) },
-            StepChoice::Softplus => GateMap::Softplus { min },
-            StepChoice::Exp => GateMap::Exp,
-        }
-    }
-
-    /// The logit of a step of 1.
-    fn start(&self) -> f64 {
-        match self.map() {
-            GateMap::Sigmoid { min, max } => ((1.0 - min) / (max - 1.0)).ln(),
-            GateMap::Softplus { min } => (1.0 - min).exp_m1().ln(),
-            GateMap::Exp | GateMap::LogSigmoid => 0.0,
-        }
+    fn steps(&self) -> Steps {
+        Steps { choice: self.step, max: self.step_max, min: self.step_min }
     }
 
     fn kernel(&self) -> PositionKernel {
@@ -112,19 +83,6 @@ impl KerplePositionsConfig {
             KernelChoice::Power => PositionKernel::Power,
             KernelChoice::Log3 => PositionKernel::Log3,
             KernelChoice::Spline => PositionKernel::Spline { knots: self.knots.unwrap_or(KNOTS) },
-        }
-    }
-
-    /// Refuses a key that the choices beside it do not read.
-    fn check_unused(&self) -> Result {
-        let unused = [
-            ("step_max", self.step_max.is_some() && self.step != StepChoice::Sigmoid, "step = \"sigmoid\""),
-            ("step_min", self.step_min.is_some() && self.step == StepChoice::Exp, "step = \"sigmoid\" or \"softplus\""),
-            ("knots", self.knots.is_some() && self.kernel != KernelChoice::Spline, "kernel = \"spline\""),
-        ];
-        match unused.into_iter().find(|(_, is_unused, _)| *is_unused) {
-            Some((key, _, of)) => Err(ConfigError::new(key, format!("has no effect, only {of} reads it"), "remove it")),
-            None => Ok(()),
         }
     }
 }
@@ -148,16 +106,11 @@ impl Positional for KerplePositionsConfig {
     }
 
     fn check_keys(&self) -> Result {
-        self.check_unused()?;
-        let (min, max) = (self.step_min.unwrap_or(0.0), self.step_max.unwrap_or(STEP_MAX));
-        if !(0.0..1.0).contains(&min) {
-            let message = format!("{min} is out of range, it must be at least 0 and below 1");
-            return Err(ConfigError::new("step_min", message, "steps start at 1; e.g. 0.05"));
+        self.steps().check()?;
+        if let (Some(_), true) = (self.knots, self.kernel != KernelChoice::Spline) {
+            return Err(unused("knots", "kernel = \"spline\""));
         }
-        if !(max > 1.0 && max <= 1e3) {
-            let message = format!("{max} is out of range, it must be above 1 and at most 1000");
-            return Err(ConfigError::new("step_max", message, "steps start at 1; e.g. 2"));
-        }
+        let min = self.step_min.unwrap_or(0.0);
         if let (KernelChoice::Power | KernelChoice::Log3, true) = (self.kernel, min == 0.0) {
             let message = "is 0, but exponents below 1 have an infinite derivative where positions coincide";
             let hint = "set e.g. step_min = 0.05 with step = \"sigmoid\" or \"softplus\", or use kernel = \"log\"";
@@ -175,7 +128,7 @@ impl Positional for KerplePositionsConfig {
             ..EncodingParameter::matrix("weight", [d_model, heads], 0.0)
         };
         let per_head = |name, init, range| EncodingParameter::per_head(name, heads, init, range);
-        let bias = per_head("bias", ParameterInit::Constant(self.start()), [f64::NEG_INFINITY, f64::INFINITY]);
+        let bias = per_head("bias", ParameterInit::Constant(self.steps().start()), [f64::NEG_INFINITY, f64::INFINITY]);
         let (rate, exponent) = ([FLOOR, f64::INFINITY], [FLOOR, 2.0]);
         let [up_to_1, up_to_2] = [1.0, 2.0].map(|end| ParameterInit::Uniform([0.0, end]));
         let own = match self.kernel() {
@@ -205,7 +158,7 @@ impl Positional for KerplePositionsConfig {
     }
 
     fn form(&self, _: &FormInputs) -> EncodingForm {
-        EncodingForm::Gates(ForgetGates { by_row: true, map: self.map(), kernel: Some(self.kernel()) })
+        EncodingForm::Gates(ForgetGates { by_row: true, map: self.steps().map(), kernel: Some(self.kernel()) })
     }
 
     fn certificate(&self) -> Option<&'static str> {
@@ -224,18 +177,6 @@ impl Positional for KerplePositionsConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// With no weight every step is 1, whatever its bounds.
-    #[test]
-    fn steps_start_at_one() {
-        let steps = [(StepChoice::Sigmoid, Some(3.5), Some(0.2)), (StepChoice::Softplus, None, Some(0.05))];
-        let plain = [StepChoice::Sigmoid, StepChoice::Softplus, StepChoice::Exp].map(|step| (step, None, None));
-        for (step, step_max, step_min) in steps.into_iter().chain(plain) {
-            let config = KerplePositionsConfig { step, step_max, step_min, ..Default::default() };
-            config.check_keys().unwrap();
-            assert!((config.map().value(config.start()) - 1.0).abs() < 1e-15, "{config:?}");
-        }
-    }
 
     #[test]
     fn positions_that_may_coincide_are_refused_where_the_derivative_is_infinite() {

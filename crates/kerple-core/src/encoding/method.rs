@@ -7,8 +7,8 @@ use super::parameter::{EncodingParameter, ParameterShare};
 use super::randomized::{FormPositions, Randomized};
 use super::{Emulate, Geometry};
 use super::{
-    alibi, bam, cope, dape, expression, fire, fox, inkling, kerple, kerple_positions, learned, none, rotary, sandwich,
-    shaw, sinusoidal, spe, t5, transformer_xl, wall, xpos,
+    alibi, bam, cope, dape, expression, fire, fox, inkling, kerple, kerple_positions, learned, none, rotary,
+    rotary_positions, sandwich, selective_rope, shaw, sinusoidal, spe, t5, transformer_xl, wall, xpos,
 };
 use crate::calculus::expr::Expr;
 use crate::encoding::{EncodingForm, TableJacobian};
@@ -59,6 +59,13 @@ pub enum Injection {
     /// [`EncodingForm::FeatureGates`].
     FeatureGates {
         /// Whether heads have cumulative gates beside those, which are added to scores.
+        scalar: bool,
+    },
+    /// Queries and keys, rotated by angles that a layer's own rows set: [`EncodingForm::ContentRotation`].
+    ContentRotation {
+        /// Whether products of pairs decay too.
+        decays: bool,
+        /// Whether heads have cumulative gates beside those decays.
         scalar: bool,
     },
     /// Scores, by a relative bias that a layer's own rows make: [`EncodingForm::RelativeBias`].
@@ -277,6 +284,10 @@ methods! {
     "inkling" Inkling(inkling::InklingConfig),
     /// Features of queries and keys that fade by what tokens say.
     "wall" Wall(wall::WallConfig),
+    /// Rotation of queries and keys by angles that rows set.
+    "selective_rope" SelectiveRope(selective_rope::SelectiveRopeConfig),
+    /// Rotation of queries and keys at positions that the content sets.
+    "rotary_positions" RotaryPositions(rotary_positions::RotaryPositionsConfig),
     /// Any expression of the kernel calculus.
     "kernel" Kernel(expression::ExpressionConfig),
     /// Stochastic positional encoding by sinusoids, for linear attention.

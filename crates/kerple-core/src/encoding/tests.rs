@@ -289,8 +289,11 @@ fn matrices_are_decayed_and_kernels_are_not() {
             let named = of_base || ["c", "multiplier"].contains(&name);
             // frequencies, filters and gates are the numbers of kernels, however many
             let code = matches!(encoding.method, Method::SineSpe(_) | Method::ConvSpe(_));
-            // gates would be pulled to what they are without their rows
-            let gates = matches!(encoding.entry(), Injection::Gates { .. } | Injection::FeatureGates { .. });
+            // gates and angles would be pulled to what they are without their rows
+            let gates = matches!(
+                encoding.entry(),
+                Injection::Gates { .. } | Injection::FeatureGates { .. } | Injection::ContentRotation { .. }
+            );
             let decayed = (parameter.shape.len() > 1 && !code && !gates) || named;
             assert_eq!(parameter.decay, decayed, "{} {}", encoding.label(), parameter.name);
         }
@@ -347,6 +350,7 @@ fn beyond_training_every_method_is_defined_or_says_where_it_ends() {
             EncodingForm::Nothing
             | EncodingForm::Gates(_)
             | EncodingForm::FeatureGates(_)
+            | EncodingForm::ContentRotation(_)
             | EncodingForm::RelativeBias(_)
             | EncodingForm::Code(_) => true,
             EncodingForm::Absolute(Absolute::Fixed(rows)) => {
@@ -446,6 +450,16 @@ fn every_key_changes_what_is_handed_over() {
         ("wall", "\"rank\":4"),
         ("wall", "\"g_max\":0.86"),
         ("wall", "\"scalar_gate\":true"),
+        ("selective_rope", "\"rank\":4"),
+        ("selective_rope", "\"base\":500"),
+        ("selective_rope", "\"bias\":false"),
+        ("selective_rope", "\"gate\":true"),
+        ("selective_rope", "\"decay\":true"),
+        ("selective_rope", "\"decay\":true,\"scalar_gate\":true"),
+        ("rotary_positions", "\"base\":500"),
+        ("rotary_positions", "\"step\":\"softplus\""),
+        ("rotary_positions", "\"step_max\":3.0"),
+        ("rotary_positions", "\"step_min\":0.1"),
         ("inkling", "\"rank\":4"),
         ("inkling", "\"reach\":9"),
         ("inkling", "\"profiles\":0"),

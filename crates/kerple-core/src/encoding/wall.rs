@@ -113,7 +113,7 @@ impl Positional for WallConfig {
 
     fn form(&self, _: &FormInputs) -> EncodingForm {
         let WallConfig { rank, g_max, scalar_gate } = *self;
-        EncodingForm::FeatureGates(FeatureGates { rank, bound: g_max, scalar: scalar_gate })
+        EncodingForm::FeatureGates(FeatureGates { rank, bound: g_max, scalar: scalar_gate, pairs: false })
     }
 }
 

@@ -15,6 +15,7 @@
 //! ```
 
 use super::hash_numbers;
+use crate::cpu::elementary::sin_cos;
 use crate::cpu::vectorized;
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
@@ -114,22 +115,6 @@ fn ln(x: f64) -> f64 {
         series = series * square + 1.0 / term;
     }
     2.0 * s * series + exponent as f64 * std::f64::consts::LN_2
-}
-
-/// Sine and cosine of so many turns, from 0 to 1, within 1e-13: their series up to an eighth of a turn.
-#[inline(always)]
-fn sin_cos(turns: f64) -> (f64, f64) {
-    let quarter = (4.0 * turns + 0.5) as i32;
-    let angle = std::f64::consts::TAU * (turns - 0.25 * f64::from(quarter));
-    let square = angle * angle;
-    let (mut sin, mut cos) = (1.0, 1.0);
-    for n in [14.0, 12.0, 10.0, 8.0, 6.0, 4.0, 2.0] {
-        sin = 1.0 - sin * square * (1.0 / (n * (n + 1.0)));
-        cos = 1.0 - cos * square * (1.0 / (n * (n - 1.0)));
-    }
-    sin *= angle;
-    let (s, c) = if quarter & 1 == 1 { (cos, -sin) } else { (sin, cos) };
-    if quarter & 2 == 2 { (-s, -c) } else { (s, c) }
 }
 
 /// Which share is which.

@@ -97,7 +97,7 @@ fn check_layout(len: usize, axes: &[(usize, usize)], width: usize) {
 }
 
 vectorized! {
-    fn rotate_row(x: &mut [T], cos: &[T], sin: &[T], turn: Turn) {
+    pub(super) fn rotate_row(x: &mut [T], cos: &[T], sin: &[T], turn: Turn) {
         let sign = if turn == Turn::Forward { T::ONE } else { -T::ONE };
         let (low, high) = x.split_at_mut(cos.len());
         for (((low, high), cos), sin) in low.iter_mut().zip(high).zip(cos).zip(sin) {

@@ -45,8 +45,15 @@ fn of_layer(plan: &Plan, layer: &LayerSettings, length: usize) -> u64 {
         Injection::Scores(tables) => usize::from(tables.bias) + usize::from(tables.weight),
         _ => 0,
     };
-    let of_heads = matches!(entry, Injection::Gates { .. } | Injection::FeatureGates { scalar: true });
-    let of_features = if let Injection::FeatureGates { .. } = entry { heads.head_dim } else { 0 };
+    let of_heads = matches!(
+        entry,
+        Injection::Gates { .. }
+            | Injection::FeatureGates { scalar: true }
+            | Injection::ContentRotation { scalar: true, .. }
+    );
+    let has_features =
+        matches!(entry, Injection::FeatureGates { .. } | Injection::ContentRotation { decays: true, .. });
+    let of_features = if has_features { heads.head_dim } else { 0 };
     let gates = bytes(&[2, heads.heads, capacity, usize::from(of_heads) + of_features]);
     [
         bytes(&[2, heads.kv_heads, heads.head_dim, capacity]),

@@ -88,6 +88,14 @@ fn encoding(
             let kept = if rows.training { 4 * layers + 4 } else { 6 };
             bytes(&[kept, rows.sequences, rows.positions, heads, head_dim])
         }
+        // of every layer, whose rows differ: projected and convolved increments, cosines and sines, and gradients; while it is at work
+        // turns and their gradient, twice as wide. Decays as above
+        Injection::ContentRotation { decays, .. } => {
+            let [kept, of_decay] = if rows.training { [3 * layers + 5, 4 * layers + 4] } else { [8, 6] };
+            let of_pairs = bytes(&[kept, rows.sequences, rows.positions, heads, head_dim.div_ceil(2)]);
+            let of_decay = if decays { of_decay } else { 0 };
+            of_pairs.saturating_add(bytes(&[of_decay, rows.sequences, rows.positions, heads, head_dim]))
+        }
         // of every layer, whose rows differ: rows and their gradient
         Injection::RelativeBias => {
             let rank = encoding.row_profiles(geometry).map_or(0, |profiles| profiles.rank);

@@ -127,12 +127,16 @@ impl ModelPlan {
             Injection::ScoreMod { .. } if encoding.is_fire() => None,
             Injection::ScoreMod { .. } => Some(format!("the score map of {}", encoding.label())),
             Injection::FeatureGates { .. } => Some(format!("the gates of features of {}", encoding.label())),
+            Injection::ContentRotation { decays: true, .. } => {
+                Some(format!("the decaying pairs of {}", encoding.label()))
+            }
             Injection::RelativeBias => Some(format!("the relative bias of {}", encoding.label())),
             Injection::Gates { .. } => Some(format!("the gates of {}", encoding.label())),
             Injection::Rotation { decays: true } => Some(format!("the decaying products of {}", encoding.label())),
             Injection::Nowhere
             | Injection::Embeddings
             | Injection::Rotation { .. }
+            | Injection::ContentRotation { .. }
             | Injection::Scores(_)
             | Injection::Code => None,
         };

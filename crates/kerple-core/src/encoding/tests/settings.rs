@@ -63,6 +63,15 @@ fn unknown_and_ill_typed_keys_are_refused() {
         (r#"{"kind":"wall","rank":0}"#, "`rank`: 0 is out of range"),
         (r#"{"kind":"wall","g_max":0}"#, "`g_max`: 0 is out of range, it must be above 0"),
         (r#"{"kind":"wall","randomized":64}"#, "`randomized`: `wall` cannot be randomized"),
+        (r#"{"kind":"selective_rope","rank":0}"#, "`rank`: 0 is out of range"),
+        (r#"{"kind":"selective_rope","base":0}"#, "`base`: 0 is out of range"),
+        (
+            r#"{"kind":"selective_rope","scalar_gate":true}"#,
+            "`scalar_gate`: is a gate beside decays, and there are none",
+        ),
+        (r#"{"kind":"selective_rope","randomized":64}"#, "`randomized`: `selective_rope` cannot be randomized"),
+        (r#"{"kind":"rotary_positions","step_max":1}"#, "`step_max`: 1 is out of range, it must be above 1"),
+        (r#"{"kind":"rotary_positions","step":"exp","step_min":0.1}"#, "`step_min`: has no effect"),
         (r#"{"kind":"inkling","rank":0}"#, "`rank`: 0 is out of range"),
         (r#"{"kind":"inkling","reach":0}"#, "`reach`: 0 is out of range"),
         (r#"{"kind":"inkling","log_scale":{"floor":0,"alpha":0.1}}"#, "`log_scale`: floor = 0 is out of range"),
@@ -210,6 +219,9 @@ fn variants() -> Vec<Encoding> {
         ("rotary", &[r#""keep":0.75"#, r#""keep":0.5"#, r#""keep":0.5,"scaling":"yarn""#]),
         ("rotary", &[r#""frequencies":[1,0.1,0]"#, r#""frequencies":[1,0.1,0.01],"width":6"#]),
         ("wall", &[r#""rank":4"#, r#""g_max":0.86"#, r#""scalar_gate":true"#]),
+        ("selective_rope", &[r#""rank":4"#, r#""base":500"#, r#""bias":false"#, r#""gate":true"#, r#""decay":true"#]),
+        ("selective_rope", &[r#""decay":true,"scalar_gate":true"#]),
+        ("rotary_positions", &[r#""base":500"#, r#""step":"softplus""#, r#""step_max":3.5"#, r#""step_min":0.5"#]),
         ("inkling", &[r#""rank":4"#, r#""reach":9"#, r#""log_scale":{"floor":8,"alpha":0.1}"#]),
         ("bam", &[r#""alpha":1"#, r#""beta":[0,1]"#, r#""theta_mu":0"#, r#""theta_mu":0.5"#]),
         ("rotary", &[r#""randomized":64"#, r#""randomized":640"#]),
@@ -374,6 +386,10 @@ fn a_form_enters_where_its_method_says() {
             }
             EncodingForm::Gates(gates) => Injection::Gates { kernel: gates.kernel.is_some() },
             EncodingForm::FeatureGates(gates) => Injection::FeatureGates { scalar: gates.scalar },
+            EncodingForm::ContentRotation(rotation) => Injection::ContentRotation {
+                decays: rotation.decay.is_some(),
+                scalar: rotation.decay.is_some_and(|decay| decay.scalar),
+            },
             EncodingForm::RelativeBias(_) => Injection::RelativeBias,
             EncodingForm::Code(_) => Injection::Code,
         };

@@ -15,7 +15,7 @@ use kerple_core::attention::{
 };
 use kerple_core::encoding::{Encoding, Geometry, Method};
 use kerple_core::encoding::{EncodingForm, ScoreModForm};
-use kerple_core::forms::{LearnedPositions, PositionKernel, RowProfiles, Sides, Strided};
+use kerple_core::forms::{ContentRotation, LearnedPositions, PositionKernel, RowProfiles, Sides, Strided};
 use kerple_core::ops::gate_cumsum;
 use kerple_core::score_mods::{ScoreModExtent, ScoreModSpec};
 use std::time::Instant;
@@ -123,7 +123,10 @@ impl TimedAttention {
         let cast = |values: Vec<f64>| values.into_iter().map(|value| value as f32).collect::<Vec<f32>>();
         let plain = TimedAttention::new(length, sizes, "none", draw);
         match encoding.form(&geometry, &stored, length) {
-            EncodingForm::Nothing | EncodingForm::Absolute(_) | EncodingForm::Code(_) => plain,
+            EncodingForm::Nothing
+            | EncodingForm::Absolute(_)
+            | EncodingForm::ContentRotation(ContentRotation { decay: None, .. })
+            | EncodingForm::Code(_) => plain,
             EncodingForm::Rotary(rotary) => {
                 TimedAttention { feature_decay: rotary.feature_decay(sizes.head_dim), ..plain }
             }
@@ -143,7 +146,7 @@ impl TimedAttention {
                 });
                 TimedAttention { d_clocks: Some(clocks.clone()), clocks: Some(clocks), kernel, ..plain }
             }
-            EncodingForm::FeatureGates(_) => {
+            EncodingForm::FeatureGates(_) | EncodingForm::ContentRotation(_) => {
                 let TimedSizes { batch, heads, head_dim, .. } = sizes;
                 // logits as normed rows make them with the first weights and biases, about N(8, 1/2)
                 let logits = noise(batch * heads * length * head_dim, 9);

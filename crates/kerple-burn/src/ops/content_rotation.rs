@@ -1,0 +1,228 @@
+//! Rotations of queries and keys by angles that a layer computes from its normed rows, see
+//! [`kerple_core::ops::content_rotation`].
+//!
+//! ```text
+//! u = W2 (W1 x')          phi_t = sum over w < W of f[:, w] u_(t-W+1+w)  [+ e^beta]  [* sigmoid(x' Wg + bg)]
+//! x': the part of each head divided by sqrt(|part|^2 + 1e-6)
+//! ```
+
+use super::{LinearTensors, linear, short_conv};
+use crate::attention_context::{
+    AngleProjection, AttentionContext, AttentionMask, IncrementProjection, ProjectedIncrements,
+};
+use crate::custom_op::{BackwardContext, CustomOp, FloatElement, InputGrads, OpInputs, OpOutput, SavedForBackward};
+use crate::heads::Heads;
+use crate::host_array::HostArray;
+use crate::implementation::{DeviceKind, Impl};
+use crate::with_element;
+use burn::tensor::{Tensor, TensorData, activation};
+use kerple_core::ops::content_rotation::{self as core, Increments};
+use kerple_core::ops::heads::HeadLayout;
+use kerple_core::ops::rotary::Turn;
+use std::f64::consts::TAU;
+
+/// Devices that have a kernel for it.
+const KERNELS: &[DeviceKind] = &[DeviceKind::Cpu];
+/// Added to the squared length of a part.
+const LENGTH_EPSILON: f64 = 1e-6;
+
+/// What a cache keeps of the positions before: the last rows of a convolution, `[B, W - 1, H P]`, and their angles in turns,
+/// `[B, H P]`.
+#[derive(Clone, Debug, Default)]
+pub struct AnglesBefore {
+    convolved: Option<Tensor<3>>,
+    turns: Vec<f64>,
+}
+
+impl AngleProjection {
+    /// What each token turns by, `[B, L, H P]`, of normed rows `[B, L, M]`. A cache has the last projected rows before these.
+    pub fn increments(
+        &self,
+        rows: &Tensor<3>,
+        mask: &AttentionMask,
+        place: (Impl, Option<&mut Option<Tensor<3>>>),
+    ) -> Tensor<3> {
+        let ([batch, len, _], pairs) = (rows.dims(), self.rates.len());
+        let increments = match &self.increments {
+            IncrementProjection::Projected(projected) => projected.increments(rows, mask, pairs, place),
+            IncrementProjection::Steps(steps) => {
+                let steps = steps.gates(rows).swap_dims(1, 2).unsqueeze_dim::<4>(3);
+                let heads = steps.dims()[2];
+                steps.expand([batch, len, heads, pairs])
+            }
+        };
+        let rates = TensorData::new(self.rates.to_vec(), [1, 1, 1, pairs]);
+        let turned = increments * Tensor::<4>::from_data(rates, (&rows.device(), rows.dtype()));
+        turned.flatten(2, 3)
+    }
+}
+
+impl ProjectedIncrements {
+    /// `[B, L, H, P]`
+    fn increments(
+        &self,
+        rows: &Tensor<3>,
+        mask: &AttentionMask,
+        pairs: usize,
+        (implementation, before): (Impl, Option<&mut Option<Tensor<3>>>),
+    ) -> Tensor<4> {
+        let ProjectedIncrements { weights: [of_rows, of_angles], filters, bias, gate } = self;
+        let ([batch, len, width], [angles, taps]) = (rows.dims(), filters.dims());
+        let heads = angles / pairs;
+        let parts = rows.clone().reshape([batch, len, heads, width / heads]);
+        let lengths = (parts.clone().powi_scalar(2).sum_dim(3) + LENGTH_EPSILON).sqrt();
+        let normed = (parts / lengths).reshape([batch, len, width]);
+        let product = |rows: Tensor<3>, weight: &Tensor<2>, bias: Option<Tensor<1>>| {
+            linear::linear(rows, LinearTensors { weight: weight.clone(), bias }, None, implementation)
+        };
+        let projected = product(product(normed.clone(), of_rows, None), of_angles, None);
+        // a convolution is added to what it reads: here it stands alone
+        let own: Vec<f64> = (0..taps).map(|tap| if tap + 1 == taps { 1.0 } else { 0.0 }).collect();
+        let own = Tensor::<2>::from_data(TensorData::new(own, [1, taps]), (&filters.device(), filters.dtype()));
+        let filters = filters.clone() - own;
+        let increments = match before {
+            Some(before) => short_conv::reference(projected, &filters, mask, Some(before)),
+            None => short_conv::short_conv(projected, filters, mask, implementation),
+        };
+        let increments = match bias {
+            Some(beta) => increments + beta.clone().exp().unsqueeze::<3>(),
+            None => increments,
+        };
+        let increments = increments.reshape([batch, len, heads, pairs]);
+        match gate {
+            Some((weight, bias)) => {
+                let gates = activation::sigmoid(product(normed, weight, Some(bias.clone())));
+                increments * gates.reshape([batch, len, heads, 1])
+            }
+            None => increments,
+        }
+    }
+}
+
+/// Packed rows `[B, L, (H + 2 G) D]` whose queries and keys are turned by what their context makes of normed rows `[B, L, M]`. `before` is
+/// what a cache keeps of the positions before these, and is brought up to them.
+///
+/// # Panics
+/// When there are fewer key heads than query heads: plans of such models are refused.
+pub(crate) fn turned(
+    qkv: Tensor<3>,
+    heads: Heads,
+    context: &AttentionContext,
+    normed: &Tensor<3>,
+    (implementation, before): (Impl, Option<&mut AnglesBefore>),
+) -> Tensor<3> {
+    let Some(projection) = &context.angles else { return qkv };
+    assert_eq!(heads.heads, heads.kv_heads, "angles of a query head turn keys of its own");
+    let mask = &context.mask;
+    let Some(before) = before else {
+        let increments = projection.increments(normed, mask, (implementation, None));
+        return by_increments(qkv, increments, heads, mask, implementation);
+    };
+    let increments = projection.increments(normed, mask, (implementation, Some(&mut before.convolved)));
+    let [batch, len, width] = increments.dims();
+    before.turns.resize(batch * width, 0.0);
+    let (device, dtype) = (qkv.device(), qkv.dtype());
+    let of = Increments { batch, len, width, positions: &[] };
+    let values: Vec<f64> = increments.into_data().iter::<f64>().collect();
+    let tables = core::cos_sin::<f64>(&core::turns(&values, of, &mut before.turns));
+    let [cos, sin] = tables.map(|values| {
+        let values = TensorData::new(values, [batch, len, heads.heads, width / heads.heads]);
+        Tensor::<4>::from_data(values, (&device, dtype))
+    });
+    turned_by(qkv, heads, [cos, sin])
+}
+
+/// The same by increments `[B, L, H P]` from the first token on.
+pub fn by_increments(
+    qkv: Tensor<3>,
+    increments: Tensor<3>,
+    heads: Heads,
+    mask: &AttentionMask,
+    implementation: Impl,
+) -> Tensor<3> {
+    if !implementation.has_kernel(KERNELS, &qkv) {
+        return reference(qkv, increments, heads);
+    }
+    let positions = mask.documents.as_ref().map(|documents| documents.position_ids()).unwrap_or_default();
+    let mut inputs = OpInputs::default();
+    inputs.add(qkv);
+    inputs.add(increments);
+    inputs.apply(ContentRotationOp { heads, positions })
+}
+
+/// The reference: sums from the first token of a sequence on, in documents too, where only what they differ by matters.
+fn reference(qkv: Tensor<3>, increments: Tensor<3>, heads: Heads) -> Tensor<3> {
+    let [batch, len, width] = increments.dims();
+    let angles = increments.cumsum(1).reshape([batch, len, heads.heads, width / heads.heads]);
+    // whole turns have no gradient
+    let whole = (angles.clone().detach() / TAU).floor() * TAU;
+    let angles = angles - whole;
+    turned_by(qkv, heads, [angles.clone().cos(), angles.sin()])
+}
+
+/// Queries and keys turned by these cosines and sines, `[B, L, H, P]`.
+fn turned_by(qkv: Tensor<3>, heads: Heads, [cos, sin]: [Tensor<4>; 2]) -> Tensor<3> {
+    let [q, k, v] = heads.split(qkv);
+    let turn = |x: Tensor<4>| {
+        let pairs = heads.head_dim / 2;
+        let (low, high) = (x.clone().narrow(3, 0, pairs), x.narrow(3, pairs, pairs));
+        let turned = [low.clone() * cos.clone() - high.clone() * sin.clone(), high * cos.clone() + low * sin.clone()];
+        Tensor::cat(turned.into(), 3)
+    };
+    heads.join([turn(q), turn(k), v])
+}
+
+/// Packed rows, and increments.
+#[derive(Debug)]
+struct ContentRotationOp {
+    heads: Heads,
+    /// How many tokens of its document are before each, `[B, L]`; empty where sequences are one document.
+    positions: Vec<usize>,
+}
+
+impl ContentRotationOp {
+    fn increments(&self, inputs: &[HostArray]) -> Increments<'_> {
+        let &[batch, len, width] = inputs[1].shape() else { panic!("expected increments [B, L, H P]") };
+        Increments { batch, len, width, positions: &self.positions }
+    }
+
+    /// Where queries and keys are.
+    fn places(&self) -> [HeadLayout; 2] {
+        let Heads { heads, head_dim, .. } = self.heads;
+        let ([q, k, _], strides) = self.heads.layout(1);
+        [q, k].map(|start| HeadLayout { row: self.heads.packed(), start, stride: strides.head, heads, head_dim })
+    }
+
+    fn forward<T: FloatElement>(&self, inputs: &[HostArray]) -> OpOutput {
+        let of = self.increments(inputs);
+        let turns = core::turns::<T>(inputs[1].slice(), of, &mut vec![0.0; of.batch * of.width]);
+        let [cos, sin] = core::cos_sin::<T>(&turns);
+        let mut rows = inputs[0].slice::<T>().to_vec();
+        self.places().into_iter().for_each(|place| core::rotate(&mut rows, place, [&cos, &sin], Turn::Forward));
+        OpOutput { output: HostArray::from_vec(rows, inputs[0].shape()), saved: SavedForBackward::new([cos, sin]) }
+    }
+
+    fn backward<T: FloatElement>(&self, ctx: &BackwardContext) -> Vec<Option<HostArray>> {
+        let ([cos, sin], of) = (ctx.saved::<[Vec<T>; 2]>(), self.increments(ctx.inputs));
+        let (rows, mut d_rows) = (ctx.inputs[0].slice::<T>(), ctx.d_output.slice::<T>().to_vec());
+        let mut d_angles = vec![0.0; cos.len()];
+        for place in self.places() {
+            core::rotate(&mut d_rows, place, [cos, sin], Turn::Inverse);
+            core::add_d_angles([rows, &d_rows], place, &mut d_angles);
+        }
+        let mut found = InputGrads::new(ctx.inputs);
+        found.put(0, d_rows);
+        found.put(1, core::d_increments::<T>(&d_angles, of));
+        found.finish()
+    }
+}
+
+impl CustomOp for ContentRotationOp {
+    fn forward(&self, inputs: &[HostArray], _tracked: bool) -> OpOutput {
+        with_element!(inputs[0], T => ContentRotationOp::forward::<T>(self, inputs))
+    }
+
+    fn backward(&self, ctx: &BackwardContext) -> Vec<Option<HostArray>> {
+        with_element!(ctx.inputs[0], T => ContentRotationOp::backward::<T>(self, ctx))
+    }
+}
