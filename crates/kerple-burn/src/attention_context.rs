@@ -179,7 +179,7 @@ pub struct FeatureGateProjection {
 }
 
 /// Angles that a layer computes from its normed rows `x`, `[B, L, M]`: pair n of a head turns by `rates[n]` times the running sum of
-/// its increments. There are as many key heads as query heads.
+/// its increments.
 #[derive(Clone, Debug)]
 pub struct AngleProjection {
     /// What a token turns by.

@@ -59,6 +59,10 @@ const ENCODINGS: &[&str] = &[
     r#"{"kind":"xpos","scale_base":12,"window":2,"sink_tokens":1}"#,
     r#"{"kind":"fox","window":2,"sink_tokens":1}"#,
     r#"{"kind":"inkling","rank":3,"reach":5,"window":2,"sink_tokens":2}"#,
+    r#"{"kind":"wall","scalar_gate":true}"#,
+    r#"{"kind":"selective_rope","gate":true,"rank":3}"#,
+    r#"{"kind":"selective_rope","bias":false,"decay":true,"scalar_gate":true,"window":3}"#,
+    r#"{"kind":"rotary_positions","step":"softplus"}"#,
 ];
 
 /// Those of linear attention.
@@ -178,7 +182,9 @@ fn softmax_attention_packs_documents_with_every_encoding() {
             let both = Both::new(text, plan, seed);
             let what = format!("{text} {packing:?}");
             check(&both, packing, false, (at == 1).then_some(1e-5), seed + 1, &what);
-            let one_way = ["xpos", "inkling", "sink_tokens"].iter().any(|key| text.contains(key))
+            let one_way = ["xpos", "inkling", "wall", "selective_rope", "rotary_positions", "sink_tokens"]
+                .iter()
+                .any(|key| text.contains(key))
                 || text.contains("window") && text.contains("values");
             if at != 1 && !one_way {
                 check(&both, packing, true, None, seed + 2, &format!("{what} both ways"));

@@ -54,9 +54,15 @@ fn every_method_trains_composed_as_fused() {
     for kind in METHODS {
         assert_same_training(&plan(&encoding(kind), TrainConfig::default()), kind);
     }
-    let walls = [r#"{"kind":"wall","rank":2}"#, r#"{"kind":"wall","g_max":0.5,"scalar_gate":true,"window":6}"#];
-    let walls = walls.map(|text| serde_json::from_str(text).unwrap());
-    for encoding in crate::common::maps().into_iter().chain(walls) {
+    let by_content = [
+        r#"{"kind":"wall","rank":2}"#,
+        r#"{"kind":"wall","g_max":0.5,"scalar_gate":true,"window":6}"#,
+        r#"{"kind":"selective_rope","bias":false,"rank":3}"#,
+        r#"{"kind":"selective_rope","gate":true,"decay":true,"scalar_gate":true,"window":6}"#,
+        r#"{"kind":"rotary_positions","step":"softplus"}"#,
+    ];
+    let by_content = by_content.map(|text| serde_json::from_str(text).unwrap());
+    for encoding in crate::common::maps().into_iter().chain(by_content) {
         assert_same_training(&plan(&encoding, TrainConfig::default()), &encoding.label());
     }
 }

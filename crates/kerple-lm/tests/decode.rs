@@ -26,6 +26,11 @@ fn models() -> Vec<(String, Decoder)> {
     ];
     let with = |block: BlockConfig| (format!("{block:?}"), of(&plan_with(&encoding("kerple_log"), train(), block)));
     found.extend(blocks.map(with));
+    let grouped = BlockConfig { n_kv_heads: Some(1), qk_norm: true, ..BlockConfig::default() };
+    for text in [r#"{"kind":"selective_rope","decay":true}"#, r#"{"kind":"rotary_positions","window":4}"#] {
+        let encoding: Encoding = serde_json::from_str(text).unwrap();
+        found.push((text.to_owned(), of(&plan_with(&encoding, train(), grouped.clone()))));
+    }
     found.extend(patterns(&train()).into_iter().map(|(what, plan)| (what.to_owned(), of(&plan))));
     found
 }

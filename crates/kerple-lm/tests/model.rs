@@ -49,6 +49,10 @@ fn every_encoding() -> Vec<Encoding> {
             r#"{"kind":"wall","rank":2}"#,
             r#"{"kind":"wall","g_max":0.5,"scalar_gate":true}"#,
             r#"{"kind":"wall","scalar_gate":true,"window":5,"sink_tokens":2}"#,
+            r#"{"kind":"selective_rope","gate":true,"bias":false}"#,
+            r#"{"kind":"selective_rope","decay":true,"scalar_gate":true}"#,
+            r#"{"kind":"selective_rope","window":5,"sink_tokens":2}"#,
+            r#"{"kind":"rotary_positions","window":5}"#,
         ]
         .map(|text| serde_json::from_str(text).unwrap()),
     );

@@ -74,6 +74,10 @@ impl HostKv {
         FromRows { gates, feature_gates, relative }: FromRows,
     ) -> Tensor<3> {
         let ([batch, len, _], device) = (qkv.dims(), qkv.device());
+        if self.seen == 0 {
+            // angles by content give every query head keys of its own
+            self.heads = heads;
+        }
         let qkv = match heads.query_bias(&context.bias) {
             Some(bias) => qkv + bias.unsqueeze::<3>(),
             None => qkv,

@@ -160,20 +160,21 @@ impl SelfAttention {
         (normed, qkv)
     }
 
-    /// The same, ready to be rotated, of the last of `keys` positions; `before` are rows before them in a cache.
+    /// The same, ready to be rotated, of the last of `keys` positions, with the heads that are packed; `before` are rows before them in
+    /// a cache.
     fn projected(
         &self,
         x: Tensor<3>,
         context: &AttentionContext,
         keys: usize,
         before: Option<&mut RowsBefore>,
-    ) -> (Tensor<3>, Tensor<3>) {
+    ) -> (Tensor<3>, Tensor<3>, Heads) {
         let (normed, qkv) = self.packed(x);
-        let qkv = self.made_ready(qkv, &normed, context, keys, before);
-        (normed, qkv)
+        let (qkv, heads) = self.made_ready(qkv, &normed, context, keys, before);
+        (normed, qkv, heads)
     }
 
-    /// A packed projection of normed rows, ready to be rotated by positions.
+    /// A packed projection of normed rows, ready to be rotated by positions, and its heads.
     fn made_ready(
         &self,
         qkv: Tensor<3>,
@@ -181,7 +182,7 @@ impl SelfAttention {
         context: &AttentionContext,
         keys: usize,
         mut before: Option<&mut RowsBefore>,
-    ) -> Tensor<3> {
+    ) -> (Tensor<3>, Heads) {
         let (scaling, heads) = (self.qk_scaling(), self.heads);
         let of_scaling = (Impl::Reference, before.as_deref_mut());
         let qkv = qk_scaling::by_parts(qkv, &scaling, heads, &context.mask, keys, of_scaling);
@@ -193,8 +194,8 @@ impl SelfAttention {
     /// Queries, keys and values `[B, H, L, D]` after their rotation, and what comes from rows; reference implementation.
     fn attention_inputs(&self, x: Tensor<3>, context: &AttentionContext) -> ([Tensor<4>; 3], FromRows) {
         let len = x.dims()[1];
-        let (normed, qkv) = self.projected(x, context, len, None);
-        let [q, k, v] = self.heads.unpack(qkv);
+        let (normed, qkv, heads) = self.projected(x, context, len, None);
+        let [q, k, v] = heads.unpack(qkv);
         let rope = context.rope.as_deref();
         let from_rows = relative::from_rows(context, &normed, len, Impl::Reference);
         ([attention::rotate(q, rope), attention::rotate(k, rope), v], from_rows)
@@ -239,9 +240,9 @@ impl SelfAttention {
         cache: &mut KvCache,
     ) -> Tensor<3> {
         let keys = cache.len() + x.dims()[1];
-        let (normed, qkv) = self.projected(x.clone(), context, keys, cache.rows_before());
+        let (normed, qkv, heads) = self.projected(x.clone(), context, keys, cache.rows_before());
         let from_rows = relative::from_rows(context, &normed, keys, Impl::Reference);
-        let a = cache.attend(qkv, self.heads, &self.scoring(), context, from_rows);
+        let a = cache.attend(qkv, heads, &self.scoring(), context, from_rows);
         self.joined(a, [x, normed], residual)
     }
 
@@ -258,9 +259,9 @@ impl SelfAttention {
             let qkv = qkv.clone().narrow(0, row, 1);
             let keys = cache.len() + len;
             let normed = normed.clone().narrow(0, row, 1);
-            let qkv = self.made_ready(qkv, &normed, context, keys, cache.rows_before());
+            let (qkv, heads) = self.made_ready(qkv, &normed, context, keys, cache.rows_before());
             let from_rows = relative::from_rows(context, &normed, keys, Impl::Reference);
-            cache.attend(qkv, self.heads, &scoring, context, from_rows)
+            cache.attend(qkv, heads, &scoring, context, from_rows)
         };
         let a = Tensor::cat(sequences.iter_mut().enumerate().map(attend).collect(), 0);
         self.joined(a, [x, normed], residual)

@@ -155,7 +155,8 @@ fn by_parts(x: Tensor<3>, layer: AttentionLayer, context: &AttentionContext, imp
     let qkv = clamped(linear::linear(normed.clone(), qkv, None, implementation), clamp);
     let qkv = qk_scaling::by_parts(qkv, &qk_scaling, heads, &context.mask, len, (implementation, None));
     let qkv = relative::scaled(qkv, heads, context, len);
-    let [q, k, v] = heads.unpack(content_rotation::turned(qkv, heads, context, &normed, (implementation, None)));
+    let (qkv, heads) = content_rotation::turned(qkv, heads, context, &normed, (implementation, None));
+    let [q, k, v] = heads.unpack(qkv);
     let from_rows = relative::from_rows(context, &normed, len, implementation);
     let rope = context.rope.as_deref();
     let (q, k) = (attention::rotate(q, rope), attention::rotate(k, rope));

@@ -99,24 +99,22 @@ impl ProjectedIncrements {
     }
 }
 
-/// Packed rows `[B, L, (H + 2 G) D]` whose queries and keys are turned by what their context makes of normed rows `[B, L, M]`. `before` is
-/// what a cache keeps of the positions before these, and is brought up to them.
-///
-/// # Panics
-/// When there are fewer key heads than query heads: plans of such models are refused.
+/// Packed rows `[B, L, (H + 2 G) D]` whose queries and keys are turned by what their context makes of normed rows `[B, L, M]`, and their
+/// heads: query heads turn the keys they read by angles of their own, so each has a key head then. `before` is what a cache keeps of
+/// the positions before these, and is brought up to them.
 pub(crate) fn turned(
     qkv: Tensor<3>,
     heads: Heads,
     context: &AttentionContext,
     normed: &Tensor<3>,
     (implementation, before): (Impl, Option<&mut AnglesBefore>),
-) -> Tensor<3> {
-    let Some(projection) = &context.angles else { return qkv };
-    assert_eq!(heads.heads, heads.kv_heads, "angles of a query head turn keys of its own");
+) -> (Tensor<3>, Heads) {
+    let Some(projection) = &context.angles else { return (qkv, heads) };
+    let (qkv, heads) = with_keys_of_each(qkv, heads);
     let mask = &context.mask;
     let Some(before) = before else {
         let increments = projection.increments(normed, mask, (implementation, None));
-        return by_increments(qkv, increments, heads, mask, implementation);
+        return (by_increments(qkv, increments, heads, mask, implementation), heads);
     };
     let increments = projection.increments(normed, mask, (implementation, Some(&mut before.convolved)));
     let [batch, len, width] = increments.dims();
@@ -129,10 +127,26 @@ pub(crate) fn turned(
         let values = TensorData::new(values, [batch, len, heads.heads, width / heads.heads]);
         Tensor::<4>::from_data(values, (&device, dtype))
     });
-    turned_by(qkv, heads, [cos, sin])
+    (turned_by(qkv, heads, [cos, sin]), heads)
 }
 
-/// The same by increments `[B, L, H P]` from the first token on.
+/// Packed rows with a key head, and a value head, for each query head.
+fn with_keys_of_each(qkv: Tensor<3>, heads: Heads) -> (Tensor<3>, Heads) {
+    let Heads { heads: query_heads, kv_heads, head_dim } = heads;
+    if query_heads == kv_heads {
+        return (qkv, heads);
+    }
+    let [batch, len, _] = qkv.dims();
+    let [q, k, v] = heads.split(qkv);
+    let of_each = |x: Tensor<4>| {
+        let x = x.reshape([batch, len, kv_heads, 1, head_dim]).repeat_dim(3, query_heads / kv_heads);
+        x.reshape([batch, len, query_heads, head_dim])
+    };
+    let all = Heads { kv_heads: query_heads, ..heads };
+    (all.join([q, of_each(k), of_each(v)]), all)
+}
+
+/// Packed rows with as many key heads as query heads, turned by increments `[B, L, H P]` from the first token on.
 pub fn by_increments(
     qkv: Tensor<3>,
     increments: Tensor<3>,

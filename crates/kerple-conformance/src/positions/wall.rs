@@ -326,7 +326,8 @@ mod tests {
     const MISTAKES: [Mistake; 7] = [
         ("the key's gate counts and the query's does not", |layer| {
             let of_head = layer.dims.keys * layer.dims.head_dim;
-            gates_of(layer).chunks_mut(of_head).for_each(|head| head.rotate_left(layer.dims.head_dim));
+            let head_dim = layer.dims.head_dim;
+            gates_of(layer).chunks_mut(of_head).for_each(|head| head.rotate_left(head_dim));
         }),
         ("gates of the first head of a group", |layer| {
             let (of_head, group) = (layer.dims.keys * layer.dims.head_dim, layer.dims.heads / layer.dims.kv_heads);

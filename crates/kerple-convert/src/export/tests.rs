@@ -111,8 +111,13 @@ fn models_go_out_as_what_knows_them() {
 #[test]
 fn every_encoding_goes_out_or_is_refused_by_name() {
     let options = ExportOptions { family: Some(ModelFamily::Kerple), ..ExportOptions::default() };
-    const REFUSED: [&str; 2] = ["kerple_positions", "wall"];
-    for (kind, what) in REFUSED.into_iter().zip(["the kernel on learned positions of", "the gates of features of"]) {
+    const REFUSED: [&str; 4] = ["kerple_positions", "wall", "selective_rope", "rotary_positions"];
+    for (kind, what) in REFUSED.into_iter().zip([
+        "the kernel on learned positions of",
+        "the gates of features of",
+        "the angles of",
+        "the angles of",
+    ]) {
         let error = family_config(&of(&format!("\"{kind}\""), ""), &options).unwrap_err().to_string();
         assert!(error.contains(&format!("{what} {kind}")), "{error}");
     }

@@ -55,11 +55,9 @@ fn of_layer(plan: &Plan, layer: &LayerSettings, length: usize) -> u64 {
         matches!(entry, Injection::FeatureGates { .. } | Injection::ContentRotation { decays: true, .. });
     let of_features = if has_features { heads.head_dim } else { 0 };
     let gates = bytes(&[2, heads.heads, capacity, usize::from(of_heads) + of_features]);
-    [
-        bytes(&[2, heads.kv_heads, heads.head_dim, capacity]),
-        gates,
-        bytes(&[tables, heads.heads, length.next_power_of_two()]),
-    ]
-    .into_iter()
-    .fold(0, u64::saturating_add)
+    // angles by content turn the keys of each query head
+    let key_heads = if let Injection::ContentRotation { .. } = entry { heads.heads } else { heads.kv_heads };
+    [bytes(&[2, key_heads, heads.head_dim, capacity]), gates, bytes(&[tables, heads.heads, length.next_power_of_two()])]
+        .into_iter()
+        .fold(0, u64::saturating_add)
 }

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::layers::LayerSettings;
 use kerple_burn::plan::{AttentionKind, BlockConfig, FeatureKind, LinearAttentionConfig, SinkKind};
 use kerple_core::attention::linear::CHUNK;
-use kerple_core::encoding::{ConfigError, Encoding, EncodingForm, Geometry, InLinear, Injection, ScoreModForm};
+use kerple_core::encoding::{ConfigError, Encoding, EncodingForm, Geometry, InLinear, ScoreModForm};
 use kerple_core::score_mods::ScoreModSpec;
 use kerple_data::tasks::{TaskConfig, TaskInfo};
 use kerple_run::{StopRule, TrainingEnd};
@@ -279,11 +279,6 @@ fn check_attention(
         Err(Error::Config { place: key.to_owned(), message, hint: hint.to_owned() })
     };
     let (taken, block) = (encoding.in_linear(), &model.block);
-    if let (Injection::ContentRotation { .. }, true) = (encoding.entry(), layer.heads.kv_heads != layer.heads.heads) {
-        let message =
-            format!("{} turns keys by angles of each query head, so n_kv_heads must equal n_heads", encoding.label());
-        return refuse("model.block.n_kv_heads", message, "remove it, or use rotary");
-    }
     let Some(linear) = layer.attention.linear() else {
         if taken == Some(InLinear::Code) {
             let message = format!("{} needs linear attention", encoding.label());
