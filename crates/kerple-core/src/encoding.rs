@@ -13,6 +13,7 @@ mod decay;
 pub mod expression;
 pub mod fire;
 pub mod fox;
+pub mod grape_ap;
 pub mod inkling;
 pub mod kerple;
 pub mod kerple_positions;
@@ -54,7 +55,9 @@ pub use parameter::{EncodingParameter, ParameterInit, ParameterShare};
 pub use randomized::{FormPositions, Randomized};
 pub use renamed::{RENAMED, RenamedKey};
 
-use crate::forms::{Absolute, CodeForm, DistanceTable, FeatureGates, ForgetGates, Rotary, RowProfiles, Sides};
+use crate::forms::{
+    Absolute, CodeForm, DistanceTable, FeatureGates, ForgetGates, PathFeatures, Rotary, RowProfiles, Sides,
+};
 use crate::seed::{Purpose, stream_at};
 use serde::{Deserialize, Serialize};
 
@@ -238,6 +241,7 @@ impl Encoding {
             | EncodingForm::Gates(_)
             | EncodingForm::FeatureGates(_)
             | EncodingForm::RelativeBias(_)
+            | EncodingForm::PathBias(_)
             | EncodingForm::Code(_) => DistanceTable { heads: geometry.heads, len, ..DistanceTable::default() },
         }
     }
@@ -279,6 +283,7 @@ impl Encoding {
             | EncodingForm::Gates(_)
             | EncodingForm::FeatureGates(_)
             | EncodingForm::RelativeBias(_)
+            | EncodingForm::PathBias(_)
             | EncodingForm::Code(_) => None,
         }
     }
@@ -320,6 +325,15 @@ impl Encoding {
             return None;
         };
         Some(profiles)
+    }
+
+    /// The features that a layer makes of its rows for a bias over paths, for methods that have one.
+    pub fn path_features(&self, geometry: &Geometry) -> Option<PathFeatures> {
+        let Injection::PathBias = self.entry() else { return None };
+        let EncodingForm::PathBias(features) = self.form_of(geometry, &[], FormPositions::from(0)) else {
+            return None;
+        };
+        Some(features)
     }
 
     /// Whether keys ahead of a query have a bias of their own, so that only an encoder has a use for all of it.

@@ -54,9 +54,13 @@ fn every_method_trains_composed_as_fused() {
     for kind in METHODS {
         assert_same_training(&plan(&encoding(kind), TrainConfig::default()), kind);
     }
-    let walls = [r#"{"kind":"wall","rank":2}"#, r#"{"kind":"wall","g_max":0.5,"scalar_gate":true,"window":6}"#];
-    let walls = walls.map(|text| serde_json::from_str(text).unwrap());
-    for encoding in crate::common::maps().into_iter().chain(walls) {
+    let of_rows = [
+        r#"{"kind":"wall","rank":2}"#,
+        r#"{"kind":"wall","g_max":0.5,"scalar_gate":true,"window":6}"#,
+        r#"{"kind":"grape_ap","features":4,"relative":true,"window":6}"#,
+    ];
+    let of_rows = of_rows.map(|text| serde_json::from_str(text).unwrap());
+    for encoding in crate::common::maps().into_iter().chain(of_rows) {
         assert_same_training(&plan(&encoding, TrainConfig::default()), &encoding.label());
     }
 }

@@ -49,6 +49,9 @@ fn every_encoding() -> Vec<Encoding> {
             r#"{"kind":"wall","rank":2}"#,
             r#"{"kind":"wall","g_max":0.5,"scalar_gate":true}"#,
             r#"{"kind":"wall","scalar_gate":true,"window":5,"sink_tokens":2}"#,
+            r#"{"kind":"grape_ap","features":4,"window":5}"#,
+            r#"{"kind":"grape_ap","relative":true,"share":"model"}"#,
+            r#"{"kind":"grape_ap","relative":true,"randomized":40}"#,
         ]
         .map(|text| serde_json::from_str(text).unwrap()),
     );

@@ -199,7 +199,7 @@ impl PyEncoding {
     }
 
     /// Where it enters a model: `nowhere`, `embeddings`, `rotation`, `scores`, `map`, `gates`,
-    /// `learned_positions`, `feature_gates`, `relative` or `code`.
+    /// `learned_positions`, `feature_gates`, `relative`, `path` or `code`.
     #[getter]
     fn entry(&self) -> &'static str {
         match self.encoding.entry() {
@@ -212,6 +212,7 @@ impl PyEncoding {
             Injection::Gates { kernel: true } => "learned_positions",
             Injection::FeatureGates { .. } => "feature_gates",
             Injection::RelativeBias => "relative",
+            Injection::PathBias => "path",
             Injection::Code => "code",
         }
     }

@@ -111,8 +111,9 @@ fn models_go_out_as_what_knows_them() {
 #[test]
 fn every_encoding_goes_out_or_is_refused_by_name() {
     let options = ExportOptions { family: Some(ModelFamily::Kerple), ..ExportOptions::default() };
-    const REFUSED: [&str; 2] = ["kerple_positions", "wall"];
-    for (kind, what) in REFUSED.into_iter().zip(["the kernel on learned positions of", "the gates of features of"]) {
+    const REFUSED: [&str; 3] = ["kerple_positions", "wall", "grape_ap"];
+    let parts = ["the kernel on learned positions of", "the gates of features of", "the bias over paths of"];
+    for (kind, what) in REFUSED.into_iter().zip(parts) {
         let error = family_config(&of(&format!("\"{kind}\""), ""), &options).unwrap_err().to_string();
         assert!(error.contains(&format!("{what} {kind}")), "{error}");
     }

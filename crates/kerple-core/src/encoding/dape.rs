@@ -127,6 +127,7 @@ impl DapeBase {
             Injection::Gates { .. } => DapeInput::Other("has a gate per token"),
             Injection::FeatureGates { .. } => DapeInput::Other("has a gate per feature"),
             Injection::RelativeBias => DapeInput::Other("has a bias per row"),
+            Injection::PathBias => DapeInput::Other("has a bias per path"),
             Injection::Code => DapeInput::Other("replaces queries and keys by codes"),
         }
     }
@@ -241,6 +242,7 @@ impl Positional for DapeConfig {
                 | EncodingForm::Gates(_)
                 | EncodingForm::FeatureGates(_)
                 | EncodingForm::RelativeBias(_)
+                | EncodingForm::PathBias(_)
                 | EncodingForm::Code(_),
             ) => (Bias::None, neutral, None),
         };

@@ -154,7 +154,8 @@ impl Encoding {
             | Injection::Scores(_)
             | Injection::ScoreMod { .. }
             | Injection::FeatureGates { .. }
-            | Injection::RelativeBias => None,
+            | Injection::RelativeBias
+            | Injection::PathBias => None,
             Injection::Nowhere | Injection::Embeddings | Injection::Rotation { decays: false } => {
                 Some(InLinear::AsItIs)
             }

@@ -2,7 +2,8 @@
 
 use crate::cpu::reduce;
 use crate::forms::{
-    Absolute, CodeForm, DistanceTable, FeatureGates, ForgetGates, Rotary, RowProfiles, Sides, kept_columns,
+    Absolute, CodeForm, DistanceTable, FeatureGates, ForgetGates, PathFeatures, Rotary, RowProfiles, Sides,
+    kept_columns,
 };
 use crate::score_mods::ScoreModSpec;
 
@@ -25,6 +26,8 @@ pub enum EncodingForm {
     FeatureGates(FeatureGates),
     /// A bias that rows make of their own features.
     RelativeBias(RowProfiles),
+    /// A bias that is summed over the tokens from key to query.
+    PathBias(PathFeatures),
     /// A stochastic code of queries and keys.
     Code(CodeForm),
 }

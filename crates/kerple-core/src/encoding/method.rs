@@ -7,8 +7,8 @@ use super::parameter::{EncodingParameter, ParameterShare};
 use super::randomized::{FormPositions, Randomized};
 use super::{Emulate, Geometry};
 use super::{
-    alibi, bam, cope, dape, expression, fire, fox, inkling, kerple, kerple_positions, learned, none, rotary, sandwich,
-    shaw, sinusoidal, spe, t5, transformer_xl, wall, xpos,
+    alibi, bam, cope, dape, expression, fire, fox, grape_ap, inkling, kerple, kerple_positions, learned, none, rotary,
+    sandwich, shaw, sinusoidal, spe, t5, transformer_xl, wall, xpos,
 };
 use crate::calculus::expr::Expr;
 use crate::encoding::{EncodingForm, TableJacobian};
@@ -63,6 +63,9 @@ pub enum Injection {
     },
     /// Scores, by a relative bias that a layer's own rows make: [`EncodingForm::RelativeBias`].
     RelativeBias,
+    /// Scores, by a bias that is summed over the tokens from key to query, of features that a layer's own rows make:
+    /// [`EncodingForm::PathBias`].
+    PathBias,
     /// Queries and keys of linear attention: [`EncodingForm::Code`].
     Code,
 }
@@ -277,6 +280,8 @@ methods! {
     "inkling" Inkling(inkling::InklingConfig),
     /// Features of queries and keys that fade by what tokens say.
     "wall" Wall(wall::WallConfig),
+    /// A bias that is summed over the tokens from key to query.
+    "grape_ap" GrapeAp(grape_ap::GrapeApConfig),
     /// Any expression of the kernel calculus.
     "kernel" Kernel(expression::ExpressionConfig),
     /// Stochastic positional encoding by sinusoids, for linear attention.

@@ -348,6 +348,7 @@ fn beyond_training_every_method_is_defined_or_says_where_it_ends() {
             | EncodingForm::Gates(_)
             | EncodingForm::FeatureGates(_)
             | EncodingForm::RelativeBias(_)
+            | EncodingForm::PathBias(_)
             | EncodingForm::Code(_) => true,
             EncodingForm::Absolute(Absolute::Fixed(rows)) => {
                 rows.len() == GEOMETRY.d_model && rows.iter().all(|value| value.is_finite())
@@ -446,6 +447,8 @@ fn every_key_changes_what_is_handed_over() {
         ("wall", "\"rank\":4"),
         ("wall", "\"g_max\":0.86"),
         ("wall", "\"scalar_gate\":true"),
+        ("grape_ap", "\"features\":4"),
+        ("grape_ap", "\"relative\":true"),
         ("inkling", "\"rank\":4"),
         ("inkling", "\"reach\":9"),
         ("inkling", "\"profiles\":0"),

@@ -203,6 +203,7 @@ fn check_growth(encoding: &Encoding, geometry: &Geometry, model: &ModelPlan) -> 
         | EncodingForm::Gates(_)
         | EncodingForm::FeatureGates(_)
         | EncodingForm::RelativeBias(_)
+        | EncodingForm::PathBias(_)
         | EncodingForm::Code(_) => false,
     };
     if model.block.ssmax.is_none() || !reads_queries {

@@ -128,6 +128,7 @@ impl ModelPlan {
             Injection::ScoreMod { .. } => Some(format!("the score map of {}", encoding.label())),
             Injection::FeatureGates { .. } => Some(format!("the gates of features of {}", encoding.label())),
             Injection::RelativeBias => Some(format!("the relative bias of {}", encoding.label())),
+            Injection::PathBias => Some(format!("the bias over paths of {}", encoding.label())),
             Injection::Gates { .. } => Some(format!("the gates of {}", encoding.label())),
             Injection::Rotation { decays: true } => Some(format!("the decaying products of {}", encoding.label())),
             Injection::Nowhere

@@ -63,6 +63,10 @@ fn unknown_and_ill_typed_keys_are_refused() {
         (r#"{"kind":"wall","rank":0}"#, "`rank`: 0 is out of range"),
         (r#"{"kind":"wall","g_max":0}"#, "`g_max`: 0 is out of range, it must be above 0"),
         (r#"{"kind":"wall","randomized":64}"#, "`randomized`: `wall` cannot be randomized"),
+        (r#"{"kind":"grape_ap","features":0}"#, "`features`: 0 is out of range"),
+        (r#"{"kind":"grape_ap","features":7}"#, "`features`: 7 is out of range, it must be even"),
+        (r#"{"kind":"grape_ap","window":8,"sink_tokens":4}"#, "`sink_tokens`: `grape_ap` sums a bias over all tokens"),
+        (r#"{"kind":"grape_ap","reach":8}"#, "`reach`: `grape_ap` measures distances by the content"),
         (r#"{"kind":"inkling","rank":0}"#, "`rank`: 0 is out of range"),
         (r#"{"kind":"inkling","reach":0}"#, "`reach`: 0 is out of range"),
         (r#"{"kind":"inkling","log_scale":{"floor":0,"alpha":0.1}}"#, "`log_scale`: floor = 0 is out of range"),
@@ -210,6 +214,7 @@ fn variants() -> Vec<Encoding> {
         ("rotary", &[r#""keep":0.75"#, r#""keep":0.5"#, r#""keep":0.5,"scaling":"yarn""#]),
         ("rotary", &[r#""frequencies":[1,0.1,0]"#, r#""frequencies":[1,0.1,0.01],"width":6"#]),
         ("wall", &[r#""rank":4"#, r#""g_max":0.86"#, r#""scalar_gate":true"#]),
+        ("grape_ap", &[r#""features":4"#, r#""relative":true"#]),
         ("inkling", &[r#""rank":4"#, r#""reach":9"#, r#""log_scale":{"floor":8,"alpha":0.1}"#]),
         ("bam", &[r#""alpha":1"#, r#""beta":[0,1]"#, r#""theta_mu":0"#, r#""theta_mu":0.5"#]),
         ("rotary", &[r#""randomized":64"#, r#""randomized":640"#]),
@@ -375,6 +380,7 @@ fn a_form_enters_where_its_method_says() {
             EncodingForm::Gates(gates) => Injection::Gates { kernel: gates.kernel.is_some() },
             EncodingForm::FeatureGates(gates) => Injection::FeatureGates { scalar: gates.scalar },
             EncodingForm::RelativeBias(_) => Injection::RelativeBias,
+            EncodingForm::PathBias(_) => Injection::PathBias,
             EncodingForm::Code(_) => Injection::Code,
         };
         assert_eq!(encoding.entry(), made, "{}", encoding.label());
