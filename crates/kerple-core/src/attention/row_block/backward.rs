@@ -125,7 +125,7 @@ impl<T: Number> SimdKernel<T> for RowBlockBackward<'_, T> {
         all.clear();
         let sums = if inputs.problem.segments_share_rows() { all.sums_of_documents() } else { all.sums_of_rows() };
         if let Some(d_score_mod) = d_score_mod {
-            inputs.map().expect("d_score_mod is of a map").finish(&sums, d_score_mod);
+            inputs.map().expect("only a score modification has parameters").finish(&sums, d_score_mod);
         }
     }
 }

@@ -247,14 +247,16 @@ impl<R: Number> SimdKernel<R> for Edges<'_, R> {
         let Edges { products, derivatives, slope } = self;
         // e^-|a|
         let small = |a: R| (-a.max(-a)).exp();
-        if let Some(derivatives) = derivatives {
-            for (derivative, &a) in derivatives.iter_mut().zip(&*products) {
-                let small = small(a);
-                *derivative = slope * (if a > R::ZERO { small } else { R::ONE }) / (R::ONE + small);
+        let edge = |a: R, small: R| -slope * ((-a).max(R::ZERO) + small.log_1p());
+        match derivatives {
+            None => products.iter_mut().for_each(|a| *a = edge(*a, small(*a))),
+            Some(derivatives) => {
+                for (a, derivative) in products.iter_mut().zip(derivatives) {
+                    let small = small(*a);
+                    *derivative = slope * (if *a > R::ZERO { small } else { R::ONE }) / (R::ONE + small);
+                    *a = edge(*a, small);
+                }
             }
-        }
-        for a in products {
-            *a = -slope * ((-*a).max(R::ZERO) + small(*a).log_1p());
         }
     }
 }
