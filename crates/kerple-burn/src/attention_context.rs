@@ -40,6 +40,8 @@ pub struct AttentionContext {
     pub angles: Option<AngleProjection>,
     /// A relative bias, from the layer's normed rows.
     pub relative: Option<RelativeProjection>,
+    /// A bias over paths, from the layer's normed rows.
+    pub path: Option<PathProjection>,
     /// What linear attention takes in place of a bias.
     pub linear: LinearContext,
 }
@@ -74,8 +76,9 @@ impl AttentionContext {
         assert!(self.mask.lengths.is_none(), "padding after packed documents is part of them");
         assert!(self.linear.chunk.is_none(), "packed documents are not processed in chunks");
         let rope = self.rope.map(|rope| Arc::new(Arc::unwrap_or_clone(rope).of_documents(documents.clone())));
+        let path = self.path.map(|path| PathProjection { turn: path.turn.of_documents(documents.clone()), ..path });
         let mask = AttentionMask { documents: Some(documents.clone()), ..self.mask };
-        AttentionContext { mask, rope, ..self }
+        AttentionContext { mask, rope, path, ..self }
     }
 
     /// The same for rows that are a chunk of longer sequences.
@@ -86,8 +89,8 @@ impl AttentionContext {
     /// What softmax attention takes of it, with what a layer computed from its rows.
     ///
     /// # Panics
-    /// When there are gates or a relative bias in one of the two only.
-    pub fn scores(&self, FromRows { gates, feature_gates, relative }: FromRows) -> ScoreContext {
+    /// When there are gates or a bias from rows in one of the two only.
+    pub fn scores(&self, FromRows { gates, feature_gates, relative, path }: FromRows) -> ScoreContext {
         assert_eq!(self.gates.is_some(), gates.is_some(), "a layer computes gates from its rows before its attention");
         assert_eq!(
             self.feature_gates.is_some(),
@@ -95,8 +98,9 @@ impl AttentionContext {
             "a layer computes gates of features likewise"
         );
         assert_eq!(self.relative.is_some(), relative.is_some(), "a layer computes its relative bias likewise");
+        assert_eq!(self.path.is_some(), path.is_some(), "a layer computes the features of its paths likewise");
         let kernel = self.gates.as_ref().and_then(|gates| gates.kernel.clone());
-        ScoreContext { mask: self.mask.clone(), bias: self.bias.clone(), gates, kernel, feature_gates, relative }
+        ScoreContext { mask: self.mask.clone(), bias: self.bias.clone(), gates, kernel, feature_gates, relative, path }
     }
 }
 
@@ -109,6 +113,8 @@ pub struct FromRows {
     pub feature_gates: Option<Tensor<4>>,
     /// The relative bias of the queries.
     pub relative: Option<RelativeTensors>,
+    /// The bias over paths.
+    pub path: Option<PathTensors>,
 }
 
 /// What positions change in softmax attention.
@@ -129,6 +135,19 @@ pub struct ScoreContext {
     pub feature_gates: Option<Tensor<4>>,
     /// A relative bias per row, for a causal mask. Not together with a score modification.
     pub relative: Option<RelativeTensors>,
+    /// A bias over paths, for a causal mask. Not together with any other change.
+    pub path: Option<PathTensors>,
+}
+
+/// A bias that is summed over the tokens from key to query, see [`PathBias`](kerple_core::forms::PathBias).
+#[derive(Clone, Debug)]
+pub struct PathTensors {
+    /// p, `[B, H, Q, E]`
+    pub queries: Tensor<4>,
+    /// r, `[B, H, K, E]`
+    pub keys: Tensor<4>,
+    /// `[H]`
+    pub slopes: Arc<[f64]>,
 }
 
 /// A low-rank relative bias per row, see [`RelativeBias`](kerple_core::forms::RelativeBias): scores get
@@ -219,4 +238,17 @@ pub struct RelativeProjection {
     pub profiles: Tensor<2>,
     /// Multiplies queries and rows.
     pub log_scale: Option<LogLengthFactor>,
+}
+
+/// A bias over paths whose features a layer computes from its normed rows `x`, `[B, L, M]`: `p = x W`.
+#[derive(Clone, Debug)]
+pub struct PathProjection {
+    /// W, `[M, H E]`.
+    pub weight: Tensor<2>,
+    /// The turn of the positions of the rows.
+    pub turn: RotaryTables,
+    /// Whether features of queries are turned too.
+    pub relative: bool,
+    /// `[H]`
+    pub slopes: Arc<[f64]>,
 }

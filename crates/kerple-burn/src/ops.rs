@@ -23,6 +23,7 @@ pub mod linear_attention;
 pub mod loss;
 pub mod matmul;
 pub mod norm;
+pub mod path;
 pub mod qk_scaling;
 pub(crate) mod relative;
 mod residual;

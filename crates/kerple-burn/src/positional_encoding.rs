@@ -7,7 +7,7 @@ pub use snapshot::EncodingSnapshot;
 
 use crate::attention_context::{
     AngleProjection, AttentionBias, AttentionContext, AttentionMask, DecayTensors, ExponentialTensors,
-    FeatureGateProjection, GateProjection, IncrementProjection, KernelTensors, LinearContext, Mask,
+    FeatureGateProjection, GateProjection, IncrementProjection, KernelTensors, LinearContext, Mask, PathProjection,
     ProjectedIncrements, RelativeProjection, RotaryTables, StochasticCode,
 };
 use crate::forward_context::{ForwardContext, POSITIONS};
@@ -379,6 +379,10 @@ impl PositionalEncoding {
             Injection::RelativeBias => {
                 AttentionContext { relative: Some(self.relative_projection(layer, options.1)), ..causal }
             }
+            Injection::PathBias => {
+                let path = self.path_projection(layer, &places, options, implementation);
+                AttentionContext { path: Some(path), ..causal }
+            }
             Injection::Code => {
                 let plan = self.encoding.code(&self.geometry).expect("this encoding is a code");
                 let code = Some(Arc::new(StochasticCode { plan, values: self.stored(layer) }));
@@ -510,6 +514,25 @@ impl PositionalEncoding {
             weight: cast(weight, dtype).reshape([d_model, heads * profiles.rank]),
             profiles: cast(of_distance, dtype).reshape([profiles.rank, profiles.reach]),
             log_scale: profiles.log_scale,
+        }
+    }
+
+    /// What a layer computes its bias over paths with.
+    fn path_projection(
+        &self,
+        layer: usize,
+        places: &FormPositions,
+        options: (&Device, DType),
+        implementation: Impl,
+    ) -> PathProjection {
+        let features = self.encoding.path_features(&self.geometry).expect("this encoding has a bias over paths");
+        let Geometry { heads, d_model, .. } = *self.geometry;
+        let [weight] = <[Tensor<1>; 1]>::try_from(self.stored(layer)).expect("a weight");
+        PathProjection {
+            weight: cast(weight, options.1).reshape([d_model, heads * features.width]),
+            turn: Arc::unwrap_or_clone(rotation(&features.rotary(), places, options, implementation)),
+            relative: features.relative,
+            slopes: features.slopes.into(),
         }
     }
 

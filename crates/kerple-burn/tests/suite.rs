@@ -7,6 +7,7 @@ mod documents;
 mod feature_gates;
 mod learned_positions;
 mod linear;
+mod path_bias;
 mod positional_encoding;
 mod relative_bias;
 mod score_mods;

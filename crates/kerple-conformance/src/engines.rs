@@ -52,6 +52,7 @@ pub(crate) fn forward_backward<T: Number>(
     let (tables, d_map) = match &problem.scores {
         ScoreTransform::Table(table) => (*table, None),
         ScoreTransform::Mod(_) => (ScoreTable::PLAIN, Some(vec![T::ZERO; map_numbers])),
+        ScoreTransform::Path(_) => (ScoreTable::PLAIN, None),
     };
     let mut found = ForwardBackward {
         out: room(q),
@@ -87,6 +88,7 @@ pub(crate) fn forward_backward<T: Number>(
             .as_mut()
             .map(|[d_positions, d_parameters]| PositionGradients { d_positions, d_parameters }),
         d_relative: None,
+        d_path: None,
     };
     let (q, k, v) = (queries_of(q), keys_of(k), keys_of(v));
     let saved = AttentionSaved { q, k, v, out: queries_of(&found.out), lse: &lse, d_out: queries_of(d_out) };

@@ -112,6 +112,7 @@ impl ReferenceLayer {
             | EncodingForm::FeatureGates(_)
             | EncodingForm::ContentRotation(_)
             | EncodingForm::RelativeBias(_)
+            | EncodingForm::PathBias(_)
             | EncodingForm::Code(_) => (DistanceTable::default(), None),
         };
         let (bias, weight) = (table.bias.as_deref().map(cast::<T>), table.weight.as_deref().map(cast::<T>));
@@ -240,6 +241,7 @@ pub(crate) fn d_values(
         | EncodingForm::FeatureGates(_)
         | EncodingForm::ContentRotation(_)
         | EncodingForm::RelativeBias(_)
+        | EncodingForm::PathBias(_)
         | EncodingForm::Code(_) => 0,
     };
     let of_own: usize = values[values.len() - own..].iter().map(Vec::len).sum();

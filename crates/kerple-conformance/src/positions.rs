@@ -1,5 +1,6 @@
 //! Positional methods of 2026. The second part of a case's id, such as `positions/bam/plain`, is its family.
 
+mod grape_ap;
 mod inkling;
 mod inkling_layer;
 mod inkling_model;
@@ -17,10 +18,9 @@ use kerple_core::ops::heads::{self, HeadNorm};
 use serde_json::json;
 
 /// Methods of the same collection that there is no engine for, by how the names of their cases begin.
-const NOT_BUILT: [(&str, &str); 4] = [
+const NOT_BUILT: [(&str, &str); 3] = [
     ("positions/inkling/bias", "a relative bias per row by itself"),
     ("positions/pope/", "polar queries and keys (PoPE)"),
-    ("positions/grape_ap/", "sums of gates between pairs (GRAPE-AP)"),
     ("positions/fope/", "mixed rates (FoPE)"),
 ];
 
@@ -37,6 +37,7 @@ pub fn runner(name: &str) -> Option<CaseRunner> {
         "plain" => Some(plain),
         "wall" => Some(wall::run),
         "selective" | "joint" => Some(rotation::run),
+        "grape_ap" => Some(grape_ap::run),
         "inkling" if name.starts_with("positions/inkling/layer_") => Some(inkling_layer::run),
         "inkling" if name.starts_with("positions/inkling/model_") => Some(inkling_model::run),
         "inkling" => Some(inkling::attention),

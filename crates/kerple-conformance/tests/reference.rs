@@ -52,7 +52,7 @@ fn every_reference_value_of_clocks_is_met() {
 
 #[test]
 fn every_reference_value_of_positions_is_met() {
-    every_case_passes("positions2026", 28);
+    every_case_passes("positions2026", 32);
 }
 
 #[test]

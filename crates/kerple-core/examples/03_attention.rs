@@ -36,6 +36,7 @@ macro_rules! run {
             d_decay_cumsum: None,
             d_positions: None,
             d_relative: None,
+            d_path: None,
         };
         let saved = AttentionSaved { q, k, v, out: View { data: &out, strides }, lse: &lse, d_out };
         $engine::backward(&$problem, saved, gradients);

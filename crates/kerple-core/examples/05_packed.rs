@@ -55,6 +55,7 @@ fn run(inputs: Inputs, longest: usize, batch: usize, documents: Option<&PackedDo
         d_decay_cumsum: None,
         d_positions: None,
         d_relative: None,
+        d_path: None,
     };
     backward(&problem, saved, of_tables);
     (results, clock.elapsed().as_secs_f64() * 1e3)

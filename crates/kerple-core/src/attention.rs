@@ -14,6 +14,7 @@
 //! | [`naive`] | all | one row of scores: the complete reference in plain loops |
 //! | [`tiled`] | [`ScoreTransform::Table`] | O(L), at the speed of the machine |
 //! | [`row_block`] | [`ScoreTransform::Mod`] | O(K) for each of a block of rows and each head |
+//! | [`row_block`] | [`ScoreTransform::Path`] | O(L) |
 //!
 //! [`forward`] and [`backward`] choose between the last two, whose results are bitwise equal at any
 //! number of threads. A NaN reaches every result that depends on it. It may also reach a query that
@@ -42,15 +43,15 @@ mod softcap;
 mod tests;
 pub mod tiled;
 
-pub use crate::forms::{LearnedPositions, Mask, PositionKernel, RelativeBias, ScoreTable, ScoreTransform};
+pub use crate::forms::{LearnedPositions, Mask, PathBias, PositionKernel, RelativeBias, ScoreTable, ScoreTransform};
 pub use crate::tiles::{Strides, View, ViewMut};
 pub(crate) use compiled::CompiledEngines;
 pub use documents::{DocumentSegment, PackedDocuments, PackingError};
 pub use dropout::AttentionDropout;
 pub use intervals::{IntervalError, KeyInterval};
 pub use problem::{
-    AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, MAX_FEATURE_DECAY, PositionGradients,
-    RelativeGradients,
+    AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, MAX_FEATURE_DECAY, PathGradients,
+    PositionGradients, RelativeGradients,
 };
 
 use crate::Number;
@@ -70,7 +71,7 @@ pub fn forward<T: Number>(
 ) {
     match problem.scores {
         ScoreTransform::Table(_) => tiled::forward(problem, q, k, v, out, lse),
-        ScoreTransform::Mod(_) => row_block::forward(problem, q, k, v, out, lse),
+        ScoreTransform::Mod(_) | ScoreTransform::Path(_) => row_block::forward(problem, q, k, v, out, lse),
     }
 }
 
@@ -81,6 +82,6 @@ pub fn forward<T: Number>(
 pub fn backward<T: Number>(problem: &AttentionProblem<T>, saved: AttentionSaved<T>, gradients: AttentionGradients<T>) {
     match problem.scores {
         ScoreTransform::Table(_) => tiled::backward(problem, saved, gradients),
-        ScoreTransform::Mod(_) => row_block::backward(problem, saved, gradients),
+        ScoreTransform::Mod(_) | ScoreTransform::Path(_) => row_block::backward(problem, saved, gradients),
     }
 }

@@ -13,6 +13,7 @@ mod decay;
 pub mod expression;
 pub mod fire;
 pub mod fox;
+pub mod grape_ap;
 pub mod inkling;
 pub mod kerple;
 pub mod kerple_positions;
@@ -58,7 +59,8 @@ pub use randomized::{FormPositions, Randomized};
 pub use renamed::{RENAMED, RenamedKey};
 
 use crate::forms::{
-    Absolute, CodeForm, ContentRotation, DistanceTable, FeatureGates, ForgetGates, Rotary, RowProfiles, Sides,
+    Absolute, CodeForm, ContentRotation, DistanceTable, FeatureGates, ForgetGates, PathFeatures, Rotary, RowProfiles,
+    Sides,
 };
 use crate::seed::{Purpose, stream_at};
 use serde::{Deserialize, Serialize};
@@ -244,6 +246,7 @@ impl Encoding {
             | EncodingForm::FeatureGates(_)
             | EncodingForm::ContentRotation(_)
             | EncodingForm::RelativeBias(_)
+            | EncodingForm::PathBias(_)
             | EncodingForm::Code(_) => DistanceTable { heads: geometry.heads, len, ..DistanceTable::default() },
         }
     }
@@ -286,6 +289,7 @@ impl Encoding {
             | EncodingForm::FeatureGates(_)
             | EncodingForm::ContentRotation(_)
             | EncodingForm::RelativeBias(_)
+            | EncodingForm::PathBias(_)
             | EncodingForm::Code(_) => None,
         }
     }
@@ -336,6 +340,15 @@ impl Encoding {
             return None;
         };
         Some(profiles)
+    }
+
+    /// The features that a layer makes of its rows for a bias over paths, for methods that have one.
+    pub fn path_features(&self, geometry: &Geometry) -> Option<PathFeatures> {
+        let Injection::PathBias = self.entry() else { return None };
+        let EncodingForm::PathBias(features) = self.form_of(geometry, &[], FormPositions::from(0)) else {
+            return None;
+        };
+        Some(features)
     }
 
     /// Whether keys ahead of a query have a bias of their own, so that only an encoder has a use for all of it.

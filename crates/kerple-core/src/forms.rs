@@ -11,6 +11,7 @@
 //!   enters scores, in addition to tables.
 //! * [`ContentRotation`]s turn queries and keys by running sums of angles that a layer computes from its own rows.
 //! * A [`RelativeBias`] per row is computed from a layer's own rows and profiles over distances.
+//! * A [`PathBias`] is summed over the tokens from key to query, of features that a layer computes from its own rows.
 //! * A [`CodeForm`] contracts queries and keys with random rows of both, before the features of linear attention.
 
 use crate::ops::gate_cumsum::GateMap;
@@ -22,8 +23,8 @@ mod scores;
 pub use code::{CodeForm, CodeKind, DrawnCode};
 pub use position_kernel::{LearnedPositions, PositionKernel};
 pub use scores::{
-    RelativeBias, ScoreBlock, ScoreDependency, ScoreMod, ScoreModGradients, ScoreTable, ScoreTransform, Strided,
-    ValueMod,
+    PathBias, RelativeBias, ScoreBlock, ScoreDependency, ScoreMod, ScoreModGradients, ScoreTable, ScoreTransform,
+    Strided, ValueMod,
 };
 pub(crate) use scores::{visible_keys, visible_sink_tokens};
 
@@ -337,6 +338,28 @@ pub struct RowProfiles {
     pub reach: usize,
     /// Multiplies queries and rows; `None`: 1.
     pub log_scale: Option<LogLengthFactor>,
+}
+
+/// The features of a [`PathBias`], which a layer makes of its own normed rows `x`: `p = x W` and
+/// `r_n = R(n) p_n / sqrt(mean p_n^2 + eps)`, where `R(n)` turns every pair of features, half-split, by n radians.
+///
+/// What is learned is an encoding's parameters: W, `[M, H E]`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PathFeatures {
+    /// Numbers of a row and head, E; even.
+    pub width: usize,
+    /// `[H]`
+    pub slopes: Vec<f64>,
+    /// Whether `p_i` is turned too, by `R(i)`.
+    pub relative: bool,
+}
+
+impl PathFeatures {
+    /// The turn of features, `x1 cos n + x2 sin n` and `x2 cos n - x1 sin n`: against the rotation of queries and keys.
+    pub fn rotary(&self) -> Rotary {
+        let inv_freq = vec![-1.0; self.width / 2];
+        Rotary { inv_freq, amplitude: 1.0, bf16_positions: false, decay_rates: Vec::new() }
+    }
 }
 
 /// `1 + alpha ln(max(1, (i + 1) / floor))` at position i, counted from 0: an inverse temperature of the row.

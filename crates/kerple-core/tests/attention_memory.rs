@@ -1,8 +1,8 @@
 //! Memory that the engines take beyond inputs and outputs, counted by the allocator.
 
 use kerple_core::attention::{
-    self, AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, ScoreTable, ScoreTransform, Strides,
-    View, ViewMut,
+    self, AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, PathBias, PathGradients, ScoreTable,
+    ScoreTransform, Strides, View, ViewMut,
 };
 use kerple_core::forms::{ScoreBlock, ScoreDependency, ScoreMod, ScoreModGradients, Sides};
 use kerple_core::score_mods::mixed::{Bias, Mixed};
@@ -72,8 +72,15 @@ fn of_forward_and_backward(dims: AttentionDims, scores: ScoreTransform<f32>, par
         d_decay_cumsum: None,
         d_positions: None,
         d_relative: None,
+        d_path: None,
     };
+    let mut d_paths = [Vec::new(), Vec::new()];
     let gradients = match scores {
+        ScoreTransform::Path(path) => {
+            d_paths = d_paths.map(|_| vec![0.0; path.keys.data.len()]);
+            let [d_queries, d_keys] = d_paths.each_mut().map(|d| ViewMut::new(d, path.keys.strides));
+            AttentionGradients { d_path: Some(PathGradients { d_queries, d_keys }), ..none }
+        }
         ScoreTransform::Table(ScoreTable { decay_cumsum: Some(sums), .. }) => {
             d_decays.resize(sums.data.len(), 0.0);
             AttentionGradients { d_decay_cumsum: Some(&mut d_decays), ..none }
@@ -114,6 +121,22 @@ fn decays_by_content_cost_tiles_for_each_thread() {
     let (positions, threads) = (4 * heads * len, rayon::current_num_threads());
     assert!(forward < positions + threads * (512 << 10), "{forward} bytes forward");
     assert!(backward < 3 * positions + threads * (768 << 10), "{backward} bytes backward");
+}
+
+#[test]
+fn paths_cost_tiles_for_each_thread() {
+    let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let (heads, len, head_dim, width) = (2, 16384, 16, 8);
+    let dims = AttentionDims { batch: 1, heads, kv_heads: heads, queries: len, keys: len, head_dim };
+    let strides = Strides { batch: heads * len * width, head: len * width, row: width };
+    let features: Vec<f32> = (0..strides.batch).map(|at| (at % 11) as f32 / 11.0 - 0.5).collect();
+    let view = View { data: &features[..], strides };
+    let path = PathBias { queries: view, keys: view, width, slopes: &[0.5, 0.25] };
+    let [forward, backward] = of_forward_and_backward(dims, ScoreTransform::Path(path), 0);
+    // tiles of scores, and rows of a few numbers each; one head's scores are a GiB
+    let (tile, thread, threads) = (4 * heads * 128 * 64, 256 << 10, rayon::current_num_threads());
+    assert!(forward < threads * (tile + thread), "{forward} bytes forward, a tile is {tile}");
+    assert!(backward < threads * (4 * tile + thread), "{backward} bytes backward, a tile is {tile}");
 }
 
 /// `z = s + parameter`, which a softmax does not see.

@@ -54,15 +54,16 @@ fn every_method_trains_composed_as_fused() {
     for kind in METHODS {
         assert_same_training(&plan(&encoding(kind), TrainConfig::default()), kind);
     }
-    let by_content = [
+    let of_rows = [
         r#"{"kind":"wall","rank":2}"#,
         r#"{"kind":"wall","g_max":0.5,"scalar_gate":true,"window":6}"#,
+        r#"{"kind":"grape_ap","features":4,"relative":true,"window":6}"#,
         r#"{"kind":"selective_rope","bias":false,"rank":3}"#,
         r#"{"kind":"selective_rope","gate":true,"decay":true,"scalar_gate":true,"window":6}"#,
         r#"{"kind":"rotary_positions","step":"softplus"}"#,
     ];
-    let by_content = by_content.map(|text| serde_json::from_str(text).unwrap());
-    for encoding in crate::common::maps().into_iter().chain(by_content) {
+    let of_rows = of_rows.map(|text| serde_json::from_str(text).unwrap());
+    for encoding in crate::common::maps().into_iter().chain(of_rows) {
         assert_same_training(&plan(&encoding, TrainConfig::default()), &encoding.label());
     }
 }

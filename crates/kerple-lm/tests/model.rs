@@ -53,6 +53,9 @@ fn every_encoding() -> Vec<Encoding> {
             r#"{"kind":"selective_rope","decay":true,"scalar_gate":true}"#,
             r#"{"kind":"selective_rope","window":5,"sink_tokens":2}"#,
             r#"{"kind":"rotary_positions","window":5}"#,
+            r#"{"kind":"grape_ap","features":4,"window":5}"#,
+            r#"{"kind":"grape_ap","relative":true,"share":"model"}"#,
+            r#"{"kind":"grape_ap","relative":true,"randomized":40}"#,
         ]
         .map(|text| serde_json::from_str(text).unwrap()),
     );

@@ -709,6 +709,7 @@ fn backward<T: Number + Element>(
                     d_decay_cumsum: None,
                     d_positions,
                     d_relative,
+                    d_path: None,
                 };
                 attention::backward(&problem, saved, gradients);
             };

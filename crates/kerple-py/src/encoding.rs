@@ -199,7 +199,7 @@ impl PyEncoding {
     }
 
     /// Where it enters a model: `nowhere`, `embeddings`, `rotation`, `scores`, `map`, `gates`,
-    /// `learned_positions`, `feature_gates`, `content_rotation`, `relative` or `code`.
+    /// `learned_positions`, `feature_gates`, `content_rotation`, `relative`, `path` or `code`.
     #[getter]
     fn entry(&self) -> &'static str {
         match self.encoding.entry() {
@@ -213,6 +213,7 @@ impl PyEncoding {
             Injection::FeatureGates { .. } => "feature_gates",
             Injection::ContentRotation { .. } => "content_rotation",
             Injection::RelativeBias => "relative",
+            Injection::PathBias => "path",
             Injection::Code => "code",
         }
     }

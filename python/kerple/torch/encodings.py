@@ -67,10 +67,10 @@ class Encoding(nn.Module):
         if not _linear and native.entry in ("embeddings", "code"):
             where = "the embeddings" if native.entry == "embeddings" else "linear attention, see LinearAttention"
             raise ValueError(f"kind = {kind!r} enters {where}, not the scores of attention")
-        if native.entry == "feature_gates":
+        unknown = {"feature_gates": "gates every feature of queries and keys", "path": "sums a bias over tokens"}
+        if native.entry in unknown:
             raise ValueError(
-                f"kind = {kind!r} gates every feature of queries and keys, which kerple.torch does not compute; "
-                "`kerple train` does"
+                f"kind = {kind!r} {unknown[native.entry]}, which kerple.torch does not compute; `kerple train` does"
             )
         self.kind, self.heads, self.head_dim = kind, heads, head_dim
         self.d_model = heads * head_dim if d_model is None else d_model

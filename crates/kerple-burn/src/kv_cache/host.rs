@@ -1,14 +1,15 @@
 //! Keys and values on the CPU, where kernels read them in place.
 
 use super::CachedContext;
-use crate::attention_context::{AttentionBias, AttentionContext, FromRows, RelativeTensors};
+use crate::attention_context::{AttentionBias, AttentionContext, FromRows, PathTensors, RelativeTensors};
 use crate::heads::Heads;
-use crate::ops::attention::{AttentionCall, ScoreInputs, Scoring};
+use crate::host_array::HostArray;
+use crate::ops::attention::{AttentionCall, ScoreInputs, Scoring, dense};
 use crate::ops::qk_scaling::RowsBefore;
 use crate::parameters::on_host;
 use burn::tensor::{Tensor, TensorData};
 use kerple_core::attention::{AttentionDims, Strides, View, ViewMut};
-use kerple_core::forms::{RelativeBias, Strided};
+use kerple_core::forms::{PathBias, RelativeBias, Strided};
 use kerple_core::ops::gate_cumsum::clamp_gate;
 use kerple_core::ops::rotary::Turn;
 use std::ops::Range;
@@ -32,6 +33,8 @@ pub struct HostKv {
     gate_cumsum: Vec<f64>,
     /// Those of features, `[B, H, capacity, D]`, where they have gates.
     decay_cumsum: Vec<f64>,
+    /// Features of keys of a bias over paths, `[B, H, capacity, E]`, where there is one.
+    path_keys: Vec<f32>,
     pub(super) rows_before: RowsBefore,
     pub(super) context: CachedContext,
 }
@@ -55,6 +58,7 @@ impl HostKv {
             values,
             gate_cumsum,
             decay_cumsum,
+            path_keys: Vec::new(),
             rows_before,
             context,
         }
@@ -71,7 +75,7 @@ impl HostKv {
         heads: Heads,
         scoring: &Scoring,
         context: &AttentionContext,
-        FromRows { gates, feature_gates, relative }: FromRows,
+        FromRows { gates, feature_gates, relative, path }: FromRows,
     ) -> Tensor<3> {
         let ([batch, len, _], device) = (qkv.dims(), qkv.device());
         if self.seen == 0 {
@@ -102,6 +106,10 @@ impl HostKv {
         if let Some(gates) = feature_gates {
             self.extend_decay_cumsum(gates.into_data().iter::<f64>().collect(), len);
         }
+        let path = path.map(|PathTensors { queries, keys, slopes }| {
+            self.extend_path_keys(&on_host(keys));
+            (on_host(queries), slopes)
+        });
         let Heads { heads: query_heads, kv_heads, head_dim } = heads;
         let dims = AttentionDims { batch, heads: query_heads, kv_heads, queries: len, keys: self.len, head_dim };
         let (scores, inputs) = ScoreInputs::outside_autodiff(
@@ -128,9 +136,14 @@ impl HostKv {
             let strides = Strides { batch: query_heads * len * rank, head: len * rank, row: rank };
             RelativeBias { rows: view(rows.slice(), strides), profiles: profiles.slice(), rank, reach }
         });
+        let path = path.as_ref().map(|(queries, slopes)| {
+            let width = queries.shape()[3];
+            let keys = view(&self.path_keys[..], dense(query_heads, self.capacity, width));
+            PathBias { queries: view(queries.slice(), dense(query_heads, len, width)), keys, width, slopes }
+        });
         scores.forward(
             &inputs,
-            AttentionCall { dims, rows, gate_cumsum, decay_cumsum, relative, evicted, first_head: 0 },
+            AttentionCall { dims, rows, gate_cumsum, decay_cumsum, relative, path, evicted, first_head: 0 },
             ViewMut::new(&mut out, merged),
         );
         Tensor::from_data(TensorData::new(out, [batch, len, inner]), &device)
@@ -184,6 +197,17 @@ impl HostKv {
         }
     }
 
+    /// Appends features of the last positions, `[B, H, len, E]`.
+    fn extend_path_keys(&mut self, keys: &HostArray) {
+        let &[batch, heads, len, width] = keys.shape() else { panic!("features are [B, H, L, E]") };
+        self.path_keys.resize(batch * heads * self.capacity * width, 0.0);
+        let (before, new) = ((self.len - len) * width, len * width);
+        let of_heads = self.path_keys.chunks_exact_mut(self.capacity * width);
+        for (to, from) in of_heads.zip(keys.slice::<f32>().chunks_exact(new.max(1))) {
+            to[before..][..new].copy_from_slice(from);
+        }
+    }
+
     /// Lets go of all but the first `sink_tokens` and the last `count` positions, once others take more room than those.
     fn evict_all_but(&mut self, sink_tokens: usize, count: usize) {
         if self.len <= sink_tokens + 2 * count.max(INITIAL_CAPACITY) {
@@ -194,9 +218,16 @@ impl HostKv {
             move_to(sink_tokens, rows, self.capacity, held.clone(), self.heads.head_dim);
         }
         move_to(sink_tokens, &mut self.gate_cumsum, self.capacity, held.clone(), 1);
-        move_to(sink_tokens, &mut self.decay_cumsum, self.capacity, held, self.heads.head_dim);
+        move_to(sink_tokens, &mut self.decay_cumsum, self.capacity, held.clone(), self.heads.head_dim);
+        let width = self.path_width();
+        move_to(sink_tokens, &mut self.path_keys, self.capacity, held, width);
         self.evicted += self.len - sink_tokens - count;
         self.len = sink_tokens + count;
+    }
+
+    /// Features of a key of a bias over paths.
+    fn path_width(&self) -> usize {
+        self.path_keys.len() / (self.batch * self.heads.heads * self.capacity).max(1)
     }
 
     fn reserve(&mut self, len: usize) {
@@ -215,6 +246,10 @@ impl HostKv {
         if !self.decay_cumsum.is_empty() {
             let heads = self.batch * self.heads.heads;
             self.decay_cumsum = grown(&self.decay_cumsum, [self.capacity, capacity], self.len, head_dim, heads);
+        }
+        if !self.path_keys.is_empty() {
+            let (heads, width) = (self.batch * self.heads.heads, self.path_width());
+            self.path_keys = grown(&self.path_keys, [self.capacity, capacity], self.len, width, heads);
         }
         self.capacity = capacity;
     }
@@ -273,6 +308,24 @@ mod tests {
             let (first, last) = held.split_at(4.min(held.len()));
             assert!(first.iter().enumerate().all(|(at, key)| *key == at as f32), "{held:?}");
             assert!(last.iter().rev().enumerate().all(|(back, key)| *key == (position - back) as f32), "{held:?}");
+        }
+    }
+
+    #[test]
+    fn features_of_paths_stay_with_their_keys() {
+        let heads = Heads { heads: 4, kv_heads: 2, head_dim: 3 };
+        let mut rows = HostKv::new(2, heads);
+        let features = |position: usize| -> Vec<f32> { (0..2 * 4 * 2).map(|i| (100 * position + i) as f32).collect() };
+        for position in 0..1500 {
+            rows.evict_all_but(0, 9);
+            rows.push(&vec![position as f32; 2 * heads.packed()], 1);
+            rows.extend_path_keys(&HostArray::from_vec(features(position), &[2, 4, 1, 2]));
+        }
+        assert!(rows.held() < 1500, "some are let go of");
+        for (unit, head) in rows.path_keys.chunks(2 * rows.capacity).enumerate() {
+            for (back, row) in head[..2 * rows.held()].chunks(2).rev().enumerate() {
+                assert_eq!(row, &features(1499 - back)[2 * unit..][..2], "{unit} {back}");
+            }
         }
     }
 

@@ -1,7 +1,7 @@
 //! Keys and values as tensors, on any device and of any type.
 
 use super::CachedContext;
-use crate::attention_context::{AttentionContext, FromRows};
+use crate::attention_context::{AttentionContext, FromRows, PathTensors};
 use crate::heads::Heads;
 use crate::implementation::Impl;
 use crate::ops::attention::{self, Scoring};
@@ -18,6 +18,8 @@ pub struct TensorKv {
     gates: Option<Tensor<3>>,
     /// Those of features, `[B, H, L, D]`.
     feature_gates: Option<Tensor<4>>,
+    /// Features of keys of a bias over paths, `[B, H, L, E]`.
+    path_keys: Option<Tensor<4>>,
     linear: Option<LinearAttentionSettings>,
     implementation: Impl,
     pub(super) rows_before: RowsBefore,
@@ -27,7 +29,8 @@ pub struct TensorKv {
 impl TensorKv {
     pub(super) fn new(linear: Option<LinearAttentionSettings>, implementation: Impl) -> TensorKv {
         let (rows_before, context) = (RowsBefore::default(), None);
-        TensorKv { rows: None, gates: None, feature_gates: None, linear, implementation, rows_before, context }
+        let (gates, feature_gates, path_keys) = (None, None, None);
+        TensorKv { rows: None, gates, feature_gates, path_keys, linear, implementation, rows_before, context }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -44,7 +47,7 @@ impl TensorKv {
         heads: Heads,
         scoring: &Scoring,
         context: &AttentionContext,
-        FromRows { gates, feature_gates, relative }: FromRows,
+        FromRows { gates, feature_gates, relative, path }: FromRows,
     ) -> Tensor<3> {
         let [batch, len, _] = qkv.dims();
         let [q, k, v] = heads.unpack(qkv);
@@ -58,13 +61,18 @@ impl TensorKv {
         self.gates = extended(self.gates.take(), gates);
         self.feature_gates = extended(self.feature_gates.take(), feature_gates);
         let (gates, feature_gates) = (self.gates.clone(), self.feature_gates.clone());
+        let path = path.map(|path| {
+            let keys = extended(self.path_keys.take(), Some(path.keys)).expect("the new ones at least");
+            self.path_keys = Some(keys.clone());
+            PathTensors { keys, ..path }
+        });
         let a = match &self.linear {
             None => attention::attention(
                 q,
                 k,
                 v,
                 scoring.clone(),
-                &context.scores(FromRows { gates, feature_gates, relative }),
+                &context.scores(FromRows { gates, feature_gates, relative, path }),
                 self.implementation,
             ),
             Some(linear) => linear_attention::reference([q, k, v], linear, &context.mask, gates, &context.linear),

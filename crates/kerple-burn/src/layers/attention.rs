@@ -228,6 +228,9 @@ impl SelfAttention {
         if let Some(relative) = &mut from_rows.relative {
             relative.rows = relative.rows.clone().narrow(2, len - 1, 1);
         }
+        if let Some(path) = &mut from_rows.path {
+            path.queries = path.queries.clone().narrow(2, len - 1, 1);
+        }
         Some(attention::seen(q.narrow(2, len - 1, 1), k, &self.scoring(), &context.scores(from_rows)))
     }
 

@@ -17,8 +17,8 @@ pub use reference::{AttentionScores, reference, seen, weights};
 
 use super::{gates, score_mods};
 use crate::attention_context::{
-    AttentionBias, AttentionContext, AttentionMask, FromRows, KernelTensors, RelativeTensors, RotaryTables,
-    ScoreContext,
+    AttentionBias, AttentionContext, AttentionMask, FromRows, KernelTensors, PathTensors, RelativeTensors,
+    RotaryTables, ScoreContext,
 };
 #[cfg(feature = "cube")]
 use crate::custom_op::GpuOp;
@@ -31,10 +31,10 @@ use crate::parameters::{flat, on_host};
 use crate::with_element;
 use burn::tensor::Tensor;
 use kerple_core::attention::{
-    self, AttentionDims, AttentionGradients, AttentionProblem, LearnedPositions, PackedDocuments, PositionGradients,
-    PositionKernel, RelativeGradients, Strides, View, ViewMut,
+    self, AttentionDims, AttentionGradients, AttentionProblem, LearnedPositions, PackedDocuments, PathGradients,
+    PositionGradients, PositionKernel, RelativeGradients, Strides, View, ViewMut,
 };
-use kerple_core::forms::{RelativeBias, ScoreTable, Strided};
+use kerple_core::forms::{PathBias, RelativeBias, ScoreTable, ScoreTransform, Strided};
 use kerple_core::ops::zeros;
 use kerple_core::score_mods::{ScoreModExtent, ScoreModSpec};
 use reference::shifted;
@@ -79,6 +79,7 @@ pub fn attention(
         // chunks of queries take no documents yet
         #[cfg(feature = "cube")]
         if context.relative.is_none()
+            && context.path.is_none()
             && context.kernel.is_none()
             && context.feature_gates.is_none()
             && context.mask.documents.is_none()
@@ -99,12 +100,18 @@ pub fn attention(
         rows: inputs.add(rows),
         profiles: inputs.add(profiles),
     });
+    let path = context.path.clone().map(|PathTensors { queries, keys, slopes }| PathInputs {
+        queries: inputs.add(queries),
+        keys: inputs.add(keys),
+        slopes,
+    });
     inputs.apply(AttentionOp {
         own,
         scores,
         gates,
         feature_gates,
         relative,
+        path,
         #[cfg(feature = "cube")]
         known: if let AttentionBias::ScoreMod { known, .. } = &context.bias { known.clone() } else { Arc::default() },
         #[cfg(feature = "cube")]
@@ -186,6 +193,8 @@ pub(crate) struct AttentionCall<'a, T> {
     pub(crate) decay_cumsum: Option<View<'a, f64>>,
     /// The relative bias of query heads, where there is one.
     pub(crate) relative: Option<RelativeBias<'a, T>>,
+    /// The bias over paths, where there is one.
+    pub(crate) path: Option<PathBias<'a, T>>,
     /// Positions after the first tokens whose keys a KV cache no longer has.
     pub(crate) evicted: usize,
     /// Which of the heads that tables and sinks are for is the first here.
@@ -200,6 +209,8 @@ pub(crate) struct CallGrads<T> {
     decay_cumsum: Option<Vec<f64>>,
     /// In the rows and the profiles of the relative bias.
     relative: Option<[Vec<T>; 2]>,
+    /// In the features of queries and keys of the bias over paths.
+    path: Option<[Vec<T>; 2]>,
 }
 
 impl ScoreInputs {
@@ -310,6 +321,11 @@ impl ScoreInputs {
             d_rows: ViewMut::new(d_rows, of.rows.strides),
             d_profiles,
         });
+        let mut path = call.path.map(|of| [queries, keys].map(|rows| zeros::<T>(batch * heads * rows * of.width)));
+        let d_path = call.path.zip(path.as_mut()).map(|(of, [d_queries, d_keys])| PathGradients {
+            d_queries: ViewMut::new(d_queries, dense(heads, queries, of.width)),
+            d_keys: ViewMut::new(d_keys, dense(heads, keys, of.width)),
+        });
         let gradients = AttentionGradients {
             d_q,
             d_k,
@@ -322,6 +338,7 @@ impl ScoreInputs {
             d_decay_cumsum: decay_grads.as_deref_mut(),
             d_positions,
             d_relative,
+            d_path,
         };
         self.with_problem(ctx.inputs, call, |problem| attention::backward(problem, saved, gradients));
         if let (Some((_, place)), Some(d_parameters)) = (self.kernel, of_kernel) {
@@ -332,7 +349,7 @@ impl ScoreInputs {
                 found.put(place, gradient);
             }
         }
-        CallGrads { gate_cumsum: gate_grads, decay_cumsum: decay_grads, relative }
+        CallGrads { gate_cumsum: gate_grads, decay_cumsum: decay_grads, relative, path }
     }
 
     /// Calls `f` with the problem over these inputs.
@@ -342,7 +359,7 @@ impl ScoreInputs {
         call: AttentionCall<T>,
         f: impl FnOnce(&AttentionProblem<T>),
     ) {
-        let AttentionCall { dims, gate_cumsum, decay_cumsum, relative, evicted, first_head, .. } = call;
+        let AttentionCall { dims, gate_cumsum, decay_cumsum, relative, path, evicted, first_head, .. } = call;
         let heads = first_head..first_head + dims.heads;
         let score_mod = match &self.bias {
             BiasInputs::ScoreMod(kind, place) => {
@@ -359,14 +376,18 @@ impl ScoreInputs {
             }
             (_, gate_cumsum) => (gate_cumsum, None),
         };
-        let scores = match &score_mod {
-            Some(score_mod) => {
-                let alone =
-                    gate_cumsum.is_none() && positions.is_none() && relative.is_none() && decay_cumsum.is_none();
+        let alone = gate_cumsum.is_none() && positions.is_none() && relative.is_none() && decay_cumsum.is_none();
+        let scores = match (&score_mod, path) {
+            (Some(score_mod), None) => {
                 assert!(alone, "score modifications take no cumulative gates and no relative bias");
-                kerple_core::forms::ScoreTransform::Mod(&**score_mod)
+                ScoreTransform::Mod(&**score_mod)
             }
-            None => kerple_core::forms::ScoreTransform::Table(ScoreTable {
+            (score_mod, Some(path)) => {
+                let alone = alone && score_mod.is_none() && matches!(self.bias, BiasInputs::Tables([None, None]));
+                assert!(alone, "a bias over paths takes no other change of scores");
+                ScoreTransform::Path(path)
+            }
+            (None, None) => ScoreTransform::Table(ScoreTable {
                 gate_cumsum,
                 decay_cumsum,
                 positions,
@@ -426,6 +447,7 @@ struct AttentionOp {
     gates: Option<usize>,
     feature_gates: Option<usize>,
     relative: Option<RelativeInputs>,
+    path: Option<PathInputs>,
     /// Parameters of a score modification on the host.
     #[cfg(feature = "cube")]
     known: Arc<[f64]>,
@@ -452,6 +474,30 @@ impl RelativeInputs {
     }
 }
 
+/// Where the tensors of a bias over paths are among an operation's inputs.
+#[derive(Clone, Debug)]
+struct PathInputs {
+    queries: usize,
+    keys: usize,
+    slopes: Arc<[f64]>,
+}
+
+impl PathInputs {
+    fn of<'a, T: FloatElement>(&'a self, inputs: &'a [HostArray]) -> PathBias<'a, T> {
+        let view = |place: usize| {
+            let &[_, heads, rows, width] = inputs[place].shape() else { panic!("features are [B, H, L, E]") };
+            View { data: inputs[place].slice(), strides: dense(heads, rows, width) }
+        };
+        let (queries, keys) = (view(self.queries), view(self.keys));
+        PathBias { queries, keys, width: keys.strides.row, slopes: &self.slopes }
+    }
+}
+
+/// Of an array `[B, H, L, D]` without gaps.
+pub(crate) fn dense(heads: usize, rows: usize, width: usize) -> Strides {
+    Strides { batch: heads * rows * width, head: rows * width, row: width }
+}
+
 /// Sizes of a call, and how its contiguous tensors lie.
 #[derive(Clone, Copy)]
 struct AttentionSizes {
@@ -465,9 +511,7 @@ impl AttentionOp {
         let (q, k) = (inputs[self.own[0]].shape(), inputs[self.own[1]].shape());
         let dims =
             AttentionDims { batch: q[0], heads: q[1], kv_heads: k[1], queries: q[2], keys: k[2], head_dim: q[3] };
-        let contiguous =
-            |heads: usize, rows: usize, d: usize| Strides { batch: heads * rows * d, head: rows * d, row: d };
-        AttentionSizes { dims, queries: contiguous(q[1], q[2], q[3]), keys: contiguous(k[1], k[2], k[3]) }
+        AttentionSizes { dims, queries: dense(q[1], q[2], q[3]), keys: dense(k[1], k[2], k[3]) }
     }
 
     fn gate_cumsum<T: FloatElement>(&self, inputs: &[HostArray], keys: usize) -> Option<Vec<f64>> {
@@ -480,7 +524,7 @@ impl AttentionOp {
     }
 
     fn call<'a, T: FloatElement>(
-        &self,
+        &'a self,
         inputs: &'a [HostArray],
         [gate_cumsum, decay_cumsum]: [&'a Option<Vec<f64>>; 2],
     ) -> AttentionCall<'a, T> {
@@ -497,6 +541,7 @@ impl AttentionOp {
             gate_cumsum: strided_by_keys(gate_cumsum, dims),
             decay_cumsum: decay_cumsum.as_deref().map(|data| View { data, strides: of_decays }),
             relative,
+            path: self.path.as_ref().map(|path| path.of(inputs)),
             evicted: 0,
             first_head: 0,
         }
@@ -525,7 +570,7 @@ impl AttentionOp {
         let decay_cumsum = self.decay_cumsum::<T>(ctx.inputs, dims);
         let call = self.call(ctx.inputs, [&gate_cumsum, &decay_cumsum]);
         let saved = AttentionOutput { out: view(out), lse, d_out: view(ctx.d_output) };
-        let CallGrads { gate_cumsum, decay_cumsum, relative } =
+        let CallGrads { gate_cumsum, decay_cumsum, relative, path } =
             self.scores.backward(ctx, call, saved, d_rows, &mut found);
         self.own.into_iter().zip([d_q, d_k, d_v]).for_each(|(place, gradient)| found.put(place, gradient));
         if let (Some(place), Some(d_gate_cumsum)) = (self.gates, gate_cumsum) {
@@ -539,6 +584,10 @@ impl AttentionOp {
         if let (Some(RelativeInputs { rows, profiles }), Some([d_rows, d_profiles])) = (self.relative, relative) {
             found.put(rows, d_rows);
             found.put(profiles, d_profiles);
+        }
+        if let (Some(PathInputs { queries, keys, .. }), Some([d_queries, d_keys])) = (&self.path, path) {
+            found.put(*queries, d_queries);
+            found.put(*keys, d_keys);
         }
         found.finish()
     }

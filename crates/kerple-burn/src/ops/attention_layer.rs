@@ -107,10 +107,11 @@ pub fn attention_layer(
     let softmax = context.linear.code.is_none() && context.linear.decay.is_none();
     assert!(softmax || layer.linear.is_some(), "codes and decays are for linear attention");
     // clamped projections are rare, and would need their signs kept, one layer of a model may have no norm, what a method adds
-    // to queries is added to normed ones, a relative bias, gates of features and angles have projections of their own, and so is
-    // linear attention an operation: they take the parts one by one
+    // to queries is added to normed ones, a relative bias, a bias over paths, gates of features and angles have projections of their
+    // own, and so is linear attention an operation: they take the parts one by one
     let plain = context.relative.is_none()
         && context.angles.is_none()
+        && context.path.is_none()
         && context.feature_gates.is_none()
         && (layer.qk_scaling.is_nothing() || score_mods::query_bias(&context.bias).is_none());
     let (true, None, None, Some(norm)) =
@@ -284,6 +285,7 @@ impl AttentionLayerOp {
                 gate_cumsum: None,
                 decay_cumsum: None,
                 relative: None,
+                path: None,
                 evicted: 0,
                 first_head,
             };
@@ -320,8 +322,16 @@ impl AttentionLayerOp {
         let mut a = zeros(dims.batch * dims.queries * self.heads.inner());
         let rows = starts.map(|start| View { data: &qkv[start..], strides: packed });
         let gate_cumsum = attention::strided_by_keys(&gate_cumsum, dims);
-        let call =
-            AttentionCall { dims, rows, gate_cumsum, decay_cumsum: None, relative: None, evicted: 0, first_head: 0 };
+        let call = AttentionCall {
+            dims,
+            rows,
+            gate_cumsum,
+            decay_cumsum: None,
+            relative: None,
+            path: None,
+            evicted: 0,
+            first_head: 0,
+        };
         let lse = self.scores.forward(inputs, call, ViewMut::new(&mut a, merged));
         // the widest rows of a layer go before the last are made
         let qkv = tracked.then(|| raw.unwrap_or(qkv));
@@ -405,8 +415,16 @@ impl AttentionLayerOp {
         let merged = |data| View { data, strides: merged };
         let gate_cumsum = self.gate_cumsum(logits, dims);
         let gate_cumsum = attention::strided_by_keys(&gate_cumsum, dims);
-        let call =
-            AttentionCall { dims, rows, gate_cumsum, decay_cumsum: None, relative: None, evicted: 0, first_head: 0 };
+        let call = AttentionCall {
+            dims,
+            rows,
+            gate_cumsum,
+            decay_cumsum: None,
+            relative: None,
+            path: None,
+            evicted: 0,
+            first_head: 0,
+        };
         let d_rows = ViewMut::parts(&mut d_qkv, starts, packed);
         let saved = attention::AttentionOutput { out: merged(a), lse, d_out: merged(&d_a) };
         let d_gate_cumsum = self.scores.backward(ctx, call, saved, d_rows, found).gate_cumsum;

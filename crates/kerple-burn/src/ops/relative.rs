@@ -65,5 +65,6 @@ pub(crate) fn from_rows(context: &AttentionContext, normed: &Tensor<3>, keys: us
         gates: context.gates.as_ref().map(|gates| gates.gates(normed)),
         feature_gates: context.feature_gates.as_ref().map(|gates| gates.gates(normed, implementation)),
         relative: context.relative.as_ref().map(|relative| relative.tensors(normed, &at, implementation)),
+        path: context.path.as_ref().map(|path| path.tensors(normed, implementation)),
     }
 }

@@ -145,6 +145,7 @@ impl InklingLayer {
                 d_rows: ViewMut::new(&mut d_rows, of_rows),
                 d_profiles: &mut d_profiles,
             }),
+            d_path: None,
         };
         let saved = AttentionSaved {
             q: view(&q, of_q),

@@ -256,6 +256,7 @@ impl WallLayer {
             d_decay_cumsum: d_decays.as_deref_mut(),
             d_positions: None,
             d_relative: None,
+            d_path: None,
         };
         let (rows, of_out) = ([view(&q, of_q), view(&k, of_k), view(&v, of_k)], view(&out, of_q));
         let [q, k, v] = rows;

@@ -111,17 +111,20 @@ fn models_go_out_as_what_knows_them() {
 #[test]
 fn every_encoding_goes_out_or_is_refused_by_name() {
     let options = ExportOptions { family: Some(ModelFamily::Kerple), ..ExportOptions::default() };
-    const REFUSED: [&str; 4] = ["kerple_positions", "wall", "selective_rope", "rotary_positions"];
-    for (kind, what) in REFUSED.into_iter().zip([
-        "the kernel on learned positions of",
-        "the gates of features of",
-        "the angles of",
-        "the angles of",
-    ]) {
+    const REFUSED: [(&str, &str); 5] = [
+        ("kerple_positions", "the kernel on learned positions of"),
+        ("wall", "the gates of features of"),
+        ("grape_ap", "the bias over paths of"),
+        ("selective_rope", "the angles of"),
+        ("rotary_positions", "the angles of"),
+    ];
+    for (kind, what) in REFUSED {
         let error = family_config(&of(&format!("\"{kind}\""), ""), &options).unwrap_err().to_string();
         assert!(error.contains(&format!("{what} {kind}")), "{error}");
     }
-    for kind in kerple_core::encoding::METHODS.into_iter().filter(|kind| !REFUSED.contains(kind)) {
+    for kind in
+        kerple_core::encoding::METHODS.into_iter().filter(|kind| REFUSED.iter().all(|(refused, _)| refused != kind))
+    {
         let linear = if kind.ends_with("_spe") { "[model.block.attention.linear]\nn_features = 16\n" } else { "" };
         let plan = of(&format!("\"{kind}\""), linear);
         let found =

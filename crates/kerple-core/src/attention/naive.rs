@@ -4,6 +4,7 @@
 //! s[h, j] = scale * q[h].k[h, j]        or cap tanh of it / cap, over the visible keys j        d = position of the query - j
 //!                                       with feature decay: feature f of q and k times e^(-rate[f] d), or times e^(P[h, i, f] - P[h, j, f])
 //! z[h, j] = s[h, j] * weight[h, d] + bias[h, d] + sign(d) (c[h, i] - c[h, j]) + k(|x[h, i] - x[h, j]|) + r[h, i].P[:, d] where d < reach        or z = map(s), all heads at once
+//!                                  or z = s + sum over n from j + 1 to i of e[h, i, n], e[h, i, n] = slope[h] ln sigmoid(a[h, i, n]), a[h, i, n] = p[h, i].r[h, n] / E
 //! lse[h]  = ln sum exp z[h], and of a sink where heads have one        p[h, j] = exp(z[h, j] - lse[h])        out[h] = sum p[h, j] m[h, j] v[h, j]
 //!                                  m[h, j]: 0 or 1 / (1 - rate) with dropout, else 1
 //!                                  v[h, j] with what a map adds to it, in both directions
@@ -15,6 +16,8 @@
 //! d_x[h, i] += sign(d) dz[h, j] k'(|x[h, i] - x[h, j]|)         d_x[h, j] -= the same         x: learned positions
 //! d_r[h, i] += dz[h, j] P[:, d]         d_P[:, d] += dz[h, j] r[h, i]                where d < reach
 //!                                                                             or ds = map's backward of dz
+//! d_e[h, i, n] = sum over j < n of dz[h, j]         for n up to i         d_a[h, i, n] = d_e[h, i, n] slope[h] sigmoid(-a[h, i, n]) / E
+//! d_p[h, i] += d_a[h, i, n] r[h, n]         d_r[h, n] += d_a[h, i, n] p[h, i]
 //! d_P[h, i, f] += ds[h, j] scale q[h, f] k[h, j, f] e^(P[h, i, f] - P[h, j, f])         d_P[h, j, f] -= the same
 //! d_q[h] += ds[h, j] scale k[h, j]         d_k[h, j] += ds[h, j] scale q[h]         d_v[h, j] += p[h, j] m[h, j] d_out[h]
 //! ```
@@ -22,11 +25,12 @@
 //! Not for speed: [`tiled`](super::tiled) and [`row_block`](super::row_block) compute the same and are tested against this.
 
 use super::{
-    AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, DocumentSegment, PositionGradients,
-    RelativeGradients, ScoreTable, ScoreTransform, View, ViewMut,
+    AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, DocumentSegment, PathBias, PathGradients,
+    PositionGradients, RelativeGradients, ScoreTable, ScoreTransform, View, ViewMut,
 };
 use crate::Number;
 use crate::forms::{LearnedPositions, RelativeBias, ScoreBlock, ScoreModGradients, Strided, ValueMod};
+use crate::ops::gate_cumsum::log_sigmoid;
 use std::borrow::Cow;
 use std::iter::Chain;
 use std::ops::Range;
@@ -84,7 +88,7 @@ pub fn backward<T: Number>(
     let dim = problem.dims.head_dim;
     let mut map_sums = match problem.scores {
         ScoreTransform::Mod(map) => vec![T::ZERO; map.sums()],
-        ScoreTransform::Table(_) => Vec::new(),
+        ScoreTransform::Table(_) | ScoreTransform::Path(_) => Vec::new(),
     };
     for row in rows(problem) {
         let (scores, queries) = (row.scores(saved.q, saved.k), row.queries(saved.q));
@@ -255,6 +259,14 @@ impl<'a, T: Number> QueryRow<'a, T> {
         let mut z = scores.to_vec();
         match self.problem.scores {
             ScoreTransform::Mod(map) => map.forward(&self.block(queries), &mut z),
+            ScoreTransform::Path(path) => {
+                for (head, z) in z.chunks_exact_mut(self.count().max(1)).enumerate() {
+                    let edges: Vec<T> = (0..=self.own_key()).map(|token| self.edge(path, head, token)[0]).collect();
+                    for (key, z) in self.keys().zip(z) {
+                        *z += edges.iter().skip(key + 1).copied().sum();
+                    }
+                }
+            }
             ScoreTransform::Table(table) => {
                 for (z, at) in z.iter_mut().zip(self.table_indices()) {
                     *z = *z * table.weight.map_or(T::ONE, |weight| weight[at])
@@ -305,6 +317,11 @@ impl<'a, T: Number> QueryRow<'a, T> {
                         T::ONE,
                         d_q,
                     );
+                }
+            }
+            ScoreTransform::Path(path) => {
+                if let Some(d_path) = &mut gradients.d_path {
+                    self.path_backward(path, d_scores, d_path);
                 }
             }
             ScoreTransform::Table(table) => {
@@ -360,6 +377,35 @@ impl<'a, T: Number> QueryRow<'a, T> {
         }
     }
 
+    /// The edge of a token on the path to the query, and its derivative in the product of their features.
+    fn edge(&self, PathBias { queries, keys, width, slopes }: PathBias<T>, head: usize, token: usize) -> [T; 2] {
+        let a = dot(queries.row(0, head, self.query, width), keys.row(0, head, token, width)).to_f64() / width as f64;
+        [slopes[head] * log_sigmoid(a), slopes[head] * log_sigmoid(-a).exp() / width as f64].map(T::from_f64)
+    }
+
+    fn path_backward(
+        &self,
+        path: PathBias<T>,
+        d_scores: &[T],
+        PathGradients { d_queries, d_keys }: &mut PathGradients<T>,
+    ) {
+        let (PathBias { queries, keys, width, .. }, segment) = (path, self.segment);
+        for (head, d_scores) in self.heads(d_scores) {
+            for token in 0..=self.own_key() {
+                let before = self.keys().zip(d_scores).filter(|(key, _)| *key < token);
+                let d_edge: T = before.map(|(_, &d)| d).sum();
+                let d_product = d_edge * self.edge(path, head, token)[1];
+                // SAFETY: the views are checked to share no element, and one row of each is in use.
+                unsafe {
+                    let d_query = d_queries.row(segment.row, head, self.own_query(), width);
+                    add_scaled(d_query, d_product, keys.row(0, head, token, width));
+                    let d_key = d_keys.row(segment.row, head, segment.first_key + token, width);
+                    add_scaled(d_key, d_product, queries.row(0, head, self.query, width));
+                }
+            }
+        }
+    }
+
     /// How far apart the query and a key are in one head's learned positions, and the parameters of its kernel.
     fn between<'l>(&self, learned: LearnedPositions<'l>, head: usize, key: usize) -> (f64, &'l [f64]) {
         let x = self.problem.positions(0, head).expect("there are learned positions");
@@ -406,7 +452,7 @@ impl<'a, T: Number> QueryRow<'a, T> {
     fn values(&self) -> Option<&'a dyn ValueMod<T>> {
         match self.problem.scores {
             ScoreTransform::Mod(map) if !self.visible.is_empty() => map.values(),
-            ScoreTransform::Mod(_) | ScoreTransform::Table(_) => None,
+            ScoreTransform::Mod(_) | ScoreTransform::Table(_) | ScoreTransform::Path(_) => None,
         }
     }
 
@@ -494,6 +540,7 @@ fn clear<T: Number>(problem: &AttentionProblem<T>, gradients: &mut AttentionGrad
         d_decay_cumsum,
         d_positions,
         d_relative,
+        d_path,
     } = gradients;
     let of_positions = d_positions.iter_mut().flat_map(|of| [&mut *of.d_positions, &mut *of.d_parameters]);
     let of_tokens = [d_gate_cumsum, d_decay_cumsum].into_iter().filter_map(Option::as_deref_mut);
@@ -502,6 +549,10 @@ fn clear<T: Number>(problem: &AttentionProblem<T>, gradients: &mut AttentionGrad
     if let (Some(relative), Some(RelativeGradients { d_rows, d_profiles })) = (problem.relative(), d_relative) {
         d_profiles.fill(T::ZERO);
         d_rows.fill([batch, heads, queries, relative.rank], T::ZERO);
+    }
+    if let (Some(path), Some(PathGradients { d_queries, d_keys })) = (problem.path(), d_path) {
+        d_queries.fill([batch, heads, queries, path.width], T::ZERO);
+        d_keys.fill([batch, heads, keys, path.width], T::ZERO);
     }
     for (view, heads, rows) in [(d_q, heads, queries), (d_k, kv_heads, keys), (d_v, kv_heads, keys)] {
         for index in 0..batch * heads * rows {

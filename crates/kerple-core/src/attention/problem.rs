@@ -5,8 +5,8 @@ use super::dropout::AttentionDropout;
 use super::intervals::KeyInterval;
 use crate::Number;
 use crate::forms::{
-    LearnedPositions, Mask, PositionKernel, RelativeBias, ScoreTable, ScoreTransform, Sides, Strided, visible_keys,
-    visible_sink_tokens,
+    LearnedPositions, Mask, PathBias, PositionKernel, RelativeBias, ScoreTable, ScoreTransform, Sides, Strided,
+    visible_keys, visible_sink_tokens,
 };
 use crate::tiles::view::{View, ViewMut, ViewShape};
 use crate::tiles::workers;
@@ -145,6 +145,10 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
             }
             *decay_cumsum = decay_cumsum.map(|sums| sums.starting_at(row, first_key));
         }
+        if let ScoreTransform::Path(PathBias { queries, keys, .. }) = &mut scores {
+            *queries = queries.starting_at(row, first_query);
+            *keys = keys.starting_at(row, first_key);
+        }
         let intervals = self.intervals.map(|intervals| &intervals[row * queries..][..queries]);
         let dims = AttentionDims { batch: 1, queries, keys, ..self.dims };
         let dropout = self.dropout.map(|dropout| dropout.starting_at(row, first_query, first_key));
@@ -239,6 +243,9 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
                 "{map:?}: this engine takes distance tables; \
                 attention::row_block takes score modifications"
             ),
+            ScoreTransform::Path(_) => {
+                panic!("this engine takes distance tables; attention::row_block takes biases of paths")
+            }
         }
     }
 
@@ -325,6 +332,9 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
                 self.check_relative(relative);
             }
         }
+        if let ScoreTransform::Path(path) = self.scores {
+            self.check_path(path);
+        }
     }
 
     fn check_intervals(&self, intervals: &[KeyInterval]) {
@@ -375,8 +385,29 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
     pub(super) fn relative(&self) -> Option<RelativeBias<'a, T>> {
         match self.scores {
             ScoreTransform::Table(table) => table.relative,
-            ScoreTransform::Mod(_) => None,
+            ScoreTransform::Mod(_) | ScoreTransform::Path(_) => None,
         }
+    }
+
+    fn check_path(&self, PathBias { queries, keys, width, slopes }: PathBias<T>) {
+        assert!(self.mask.sides() == Sides::OneSided, "a bias of paths requires causal attention");
+        assert!(width > 0, "a bias of paths needs features");
+        crate::check_shape!(slopes, H = self.dims.heads);
+        let [of_queries, of_keys] = self.path_shapes(width);
+        queries.check("path.queries", of_queries);
+        keys.check("path.keys", of_keys);
+        self.check_no_query_before_keys("path");
+    }
+
+    /// Of p and of r of a bias of paths.
+    pub(super) fn path_shapes(&self, width: usize) -> [ViewShape; 2] {
+        let AttentionDims { batch, heads, queries, keys, .. } = self.dims;
+        [queries, keys].map(|rows| ViewShape { batch, heads, rows, head_dim: width })
+    }
+
+    /// The bias of paths, where the problem has one.
+    pub(super) fn path(&self) -> Option<PathBias<'a, T>> {
+        if let ScoreTransform::Path(path) = self.scores { Some(path) } else { None }
     }
 
     fn check_positions(&self, LearnedPositions { positions, kernel, parameters }: LearnedPositions) {
@@ -419,6 +450,11 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
         let needed = crate::elements(&[units.saturating_sub(1), stride]).and_then(|start| start.checked_add(keys));
         let fits = stride >= keys && (units == 0 || needed.is_some_and(|needed| needed <= values.len()));
         assert!(fits, "{name}: {} values in rows of {stride} for {:?}", values.len(), self.dims);
+        self.check_no_query_before_keys(name);
+    }
+
+    /// Where each query needs something of the key at its position.
+    fn check_no_query_before_keys(&self, name: &str) {
         for DocumentSegment { row, queries, keys, .. } in (0..self.segments()).map(|number| self.segment(number)) {
             assert!(queries <= keys, "{queries} queries exceed the {name} of {keys} keys in row {row}");
         }
@@ -523,6 +559,7 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
             d_decay_cumsum,
             d_positions,
             d_relative,
+            d_path,
         } = gradients;
         assert!(d_sinks.is_none() || self.sinks.is_some(), "d_sinks without sinks");
         if let Some(d_decay_cumsum) = d_decay_cumsum {
@@ -548,6 +585,12 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
             crate::check_shape!(d_profiles, R = relative.rank, E = relative.reach);
             d_rows.check("d_relative.d_rows", self.relative_shape(relative.rank));
         }
+        if let Some(PathGradients { d_queries, d_keys }) = d_path {
+            let [of_queries, of_keys] = self.path_shapes(self.path().expect("d_path without a bias of paths").width);
+            d_queries.check("d_path.d_queries", of_queries);
+            d_keys.check("d_path.d_keys", of_keys);
+            d_queries.check_disjoint("d_path.d_queries and d_path.d_keys", of_queries, d_keys, of_keys);
+        }
         d_q.check("d_q", query_shape);
         d_k.check("d_k", key_shape);
         d_v.check("d_v", key_shape);
@@ -560,6 +603,10 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
                     self.check_table(of, table);
                 }
                 assert!(d_score_mod.is_none(), "d_score_mod of tables");
+            }
+            ScoreTransform::Path(_) => {
+                let alone = d_bias.is_none() && d_weight.is_none() && d_score_mod.is_none();
+                assert!(alone, "d_bias, d_weight or d_score_mod of a bias of paths");
             }
             ScoreTransform::Mod(map) => {
                 assert!(d_bias.is_none() && d_weight.is_none(), "d_bias or d_weight of a score map");
@@ -616,6 +663,8 @@ pub struct AttentionGradients<'a, T> {
     pub d_positions: Option<PositionGradients<'a>>,
     /// In the relative bias.
     pub d_relative: Option<RelativeGradients<'a, T>>,
+    /// In the bias of paths.
+    pub d_path: Option<PathGradients<'a, T>>,
 }
 
 /// Gradients of [`LearnedPositions`]; every buffer is overwritten.
@@ -634,4 +683,13 @@ pub struct RelativeGradients<'a, T> {
     pub d_rows: ViewMut<'a, T>,
     /// `[R, E]`, summed over sequences, heads and queries; zero at distances that no visible key has.
     pub d_profiles: &'a mut [T],
+}
+
+/// Gradients of a [`PathBias`]; every buffer is overwritten. They share no buffer with other gradients.
+#[derive(Debug)]
+pub struct PathGradients<'a, T> {
+    /// `[B, H, Q, E]`
+    pub d_queries: ViewMut<'a, T>,
+    /// `[B, H, K, E]`; zero at tokens that are on no path between a query and a visible key.
+    pub d_keys: ViewMut<'a, T>,
 }

@@ -1,5 +1,5 @@
-//! Exact attention for [score modifications](crate::forms::ScoreMod): a block of query rows with all
-//! heads at a time, and all keys or, where a modification does not mix keys, a tile of them.
+//! Exact attention for [score modifications](crate::forms::ScoreMod) and for [biases of paths](crate::forms::PathBias): a block
+//! of query rows with all heads at a time, and all keys or, where a modification does not mix keys, a tile of them.
 //!
 //! ```text
 //! forward    s = scale q k^T  [H, rows, columns]  ->  score mod  ->  mask  ->  softmax  ->  times v
@@ -22,9 +22,14 @@
 //! keys they are all keys of a row; otherwise they are a tile of keys that fits into the cache, and
 //! the softmax continues from tile to tile. Blocks are tall (`ROWS`), because the keys and values
 //! of all heads come from beyond the second cache once per block.
+//!
+//! A bias of paths mixes no heads, but it sums from the query leftwards, in both directions of the pass. Here a block goes
+//! through its tiles in that order and passes on one number per row; `tiled` goes backwards with keys outside, so that no row's tiles follow
+//! one another.
 
 mod backward;
 mod forward;
+mod path;
 #[cfg(test)]
 mod tests;
 
@@ -36,11 +41,12 @@ use super::{
 use crate::Number;
 use crate::cpu::InstructionSet;
 use crate::cpu::lanes::Lanes;
-use crate::forms::{ScoreBlock, ScoreDependency, ScoreMod};
+use crate::forms::{ScoreBlock, ScoreDependency, ScoreMod, ValueMod};
 use crate::tiles::microkernel::StoreMode;
 use crate::tiles::product::{SmallGemm, StridedMatrix};
 use crate::tiles::rows::{CopyRows, Dots, Transpose};
 use crate::tiles::workers;
+use path::PathScratch;
 use std::ops::Range;
 
 /// Queries of one block where a tile of keys is handled at a time, and where all of them are.
@@ -52,7 +58,7 @@ const KEYS: usize = 64;
 /// Writes `out` and, for the backward, `lse` (`[B, H, Q]`, minus infinity for a fully masked row).
 ///
 /// # Panics
-/// If a slice does not fit the sizes of `problem`, or its scores are not a score modification.
+/// If a slice does not fit the sizes of `problem`, or its scores are by distance tables.
 pub fn forward<T: Number>(
     problem: &AttentionProblem<T>,
     q: View<T>,
@@ -84,7 +90,7 @@ pub(super) fn run_forward<T: Number>(
     out: ViewMut<T>,
     lse: &mut [T],
 ) {
-    let inputs = RowBlockInputs { problem: *problem, map: map(problem), q, k, v };
+    let inputs = RowBlockInputs::new(problem, [q, k, v]);
     T::dispatch(set, forward::RowBlockForward { inputs, out, lse });
 }
 
@@ -92,7 +98,7 @@ pub(super) fn run_forward<T: Number>(
 ///
 /// # Panics
 /// If a slice does not fit the sizes of `problem`, two gradients share an element, or the scores
-/// are not a score modification.
+/// are by distance tables.
 pub fn backward<T: Number>(problem: &AttentionProblem<T>, saved: AttentionSaved<T>, gradients: AttentionGradients<T>) {
     backward_with(InstructionSet::current(), problem, saved, gradients);
 }
@@ -113,25 +119,14 @@ pub(super) fn run_backward<T: Number>(
     saved: AttentionSaved<T>,
     gradients: AttentionGradients<T>,
 ) {
-    let inputs = RowBlockInputs { problem: *problem, map: map(problem), q: saved.q, k: saved.k, v: saved.v };
+    let inputs = RowBlockInputs::new(problem, [saved.q, saved.k, saved.v]);
     T::dispatch(set, backward::RowBlockBackward { inputs, saved, gradients });
-}
-
-fn map<'a, T>(problem: &AttentionProblem<'a, T>) -> &'a dyn ScoreMod<T> {
-    match problem.scores {
-        ScoreTransform::Mod(map) => map,
-        ScoreTransform::Table(_) => panic!(
-            "attention::row_block takes score modifications; attention::tiled \
-            takes distance tables"
-        ),
-    }
 }
 
 /// What both directions read.
 #[derive(Clone, Copy)]
 struct RowBlockInputs<'a, T> {
     problem: AttentionProblem<'a, T>,
-    map: &'a dyn ScoreMod<T>,
     q: View<'a, T>,
     k: View<'a, T>,
     v: View<'a, T>,
@@ -161,20 +156,33 @@ struct RowBlockScratch<T> {
     tile: Vec<T>,
     /// D rounded up to whole vectors.
     width: usize,
+    path: Option<PathScratch<T>>,
 }
 
 impl<'a, T: Number> RowBlockInputs<'a, T> {
+    fn new(problem: &AttentionProblem<'a, T>, [q, k, v]: [View<'a, T>; 3]) -> RowBlockInputs<'a, T> {
+        assert!(
+            !matches!(problem.scores, ScoreTransform::Table(_)),
+            "attention::row_block takes score modifications; attention::tiled takes distance tables"
+        );
+        RowBlockInputs { problem: *problem, q, k, v }
+    }
+
+    /// The score modification, where scores have one.
+    fn map(&self) -> Option<&'a dyn ScoreMod<T>> {
+        if let ScoreTransform::Mod(map) = self.problem.scores { Some(map) } else { None }
+    }
+
+    /// What it adds to values.
+    fn values(&self) -> Option<&'a dyn ValueMod<T>> {
+        self.map().and_then(|map| map.values())
+    }
+
     /// The inputs of one segment.
     fn alone(&self, number: usize) -> RowBlockInputs<'a, T> {
         let DocumentSegment { row, first_query, first_key, .. } = self.problem.segment(number);
         let [k, v] = [self.k, self.v].map(|view| view.starting_at(row, first_key));
-        RowBlockInputs {
-            problem: self.problem.alone(number),
-            map: self.map,
-            q: self.q.starting_at(row, first_query),
-            k,
-            v,
-        }
+        RowBlockInputs { problem: self.problem.alone(number), q: self.q.starting_at(row, first_query), k, v }
     }
 
     /// Inputs as large as those of the largest document, for scratch.
@@ -182,7 +190,7 @@ impl<'a, T: Number> RowBlockInputs<'a, T> {
         RowBlockInputs { problem: self.problem.largest(), ..*self }
     }
 
-    fn tiles<L: Lanes>(&self) -> RowBlockScratch<T> {
+    fn tiles<L: Lanes<Number = T>>(&self) -> RowBlockScratch<T> {
         let AttentionDims { heads, head_dim, .. } = self.problem.dims;
         let width = head_dim.next_multiple_of(L::COUNT);
         RowBlockScratch {
@@ -191,6 +199,7 @@ impl<'a, T: Number> RowBlockInputs<'a, T> {
             transposed: workers::scratch(head_dim * KEYS),
             tile: workers::scratch(KEYS * width),
             width,
+            path: PathScratch::new::<L>(self),
         }
     }
 
@@ -200,9 +209,14 @@ impl<'a, T: Number> RowBlockInputs<'a, T> {
         workers::scratch(heads * queries.min(self.rows()) * self.span().next_multiple_of(L::COUNT))
     }
 
+    /// What a score depends on, as far as it decides how many keys are handled at a time.
+    fn reach(&self) -> ScoreDependency {
+        self.map().map_or(ScoreDependency::Pair, |map| map.reach())
+    }
+
     /// Queries of a block.
     fn rows(&self) -> usize {
-        match self.map.reach() {
+        match self.reach() {
             ScoreDependency::Pair => ROWS[0],
             ScoreDependency::Row => ROWS[1],
         }
@@ -211,7 +225,7 @@ impl<'a, T: Number> RowBlockInputs<'a, T> {
     /// Keys that are handled at a time: all of them where the map mixes those of a row.
     fn span(&self) -> usize {
         let keys = self.problem.dims.keys;
-        match self.map.reach() {
+        match self.reach() {
             ScoreDependency::Row => keys.max(1),
             ScoreDependency::Pair => keys.clamp(1, KEYS),
         }
@@ -222,12 +236,14 @@ impl<'a, T: Number> RowBlockInputs<'a, T> {
         self.problem.dims.keys.div_ceil(self.span())
     }
 
-    /// The parts of a block, each with the number of its tile.
+    /// The parts of a block, each with the number of its tile: from the left, or of a path from the queries.
     fn parts<L: Lanes>(&self, whole: &RowBlockTile) -> impl Iterator<Item = (usize, RowBlockTile)> + use<L, T> {
-        let (whole, span) = (*whole, self.span());
+        let (whole, span, from_queries) = (*whole, self.span(), self.problem.path().is_some());
         let end = whole.first_key + whole.keys;
         let tiles = if whole.keys == 0 { 0..0 } else { whole.first_key / span..end.div_ceil(span) };
-        tiles.map(move |tile| {
+        let (first, count) = (tiles.start, tiles.len());
+        (0..count).map(move |number| {
+            let tile = first + if from_queries { count - 1 - number } else { number };
             let first_key = whole.first_key.max(tile * span);
             let keys = end.min((tile + 1) * span) - first_key;
             (tile, RowBlockTile { first_key, keys, columns: keys.next_multiple_of(L::COUNT), ..whole })
@@ -243,7 +259,13 @@ impl<'a, T: Number> RowBlockInputs<'a, T> {
         let first_query = block * self.rows();
         let rows = (self.problem.dims.queries - first_query).min(self.rows());
         let first_key = self.problem.visible(0, first_query).start;
-        let keys = self.problem.visible(0, first_query + rows - 1).end - first_key;
+        let last = first_query + rows - 1;
+        let end = match self.problem.path() {
+            // a path crosses the padding between a query and what it sees
+            Some(_) if self.problem.length(0) > 0 => self.problem.dims.position(last).cast_unsigned() + 1,
+            _ => self.problem.visible(0, last).end,
+        };
+        let keys = end - first_key;
         RowBlockTile { first_query, rows, first_key, keys, columns: keys.next_multiple_of(L::COUNT) }
     }
 

@@ -155,6 +155,7 @@ mod tests {
             d_decay_cumsum: None,
             d_positions: None,
             d_relative: None,
+            d_path: None,
         };
         naive::backward(&problem, saved, gradients);
         [out, lse, d_q, d_k, d_v, d_bias]

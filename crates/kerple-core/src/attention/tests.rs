@@ -5,14 +5,16 @@ mod documents;
 mod intervals;
 mod layout;
 mod mix;
+mod path;
 mod sink_tokens;
 
 pub(super) use mix::Mix;
 
 use super::{
     AttentionDims, AttentionDropout, AttentionGradients, AttentionProblem, AttentionSaved, DocumentSegment,
-    KeyInterval, LearnedPositions, MAX_FEATURE_DECAY, Mask, PackedDocuments, PositionGradients, PositionKernel,
-    RelativeBias, RelativeGradients, ScoreTable, ScoreTransform, Strides, View, ViewMut, naive,
+    KeyInterval, LearnedPositions, MAX_FEATURE_DECAY, Mask, PackedDocuments, PathBias, PathGradients,
+    PositionGradients, PositionKernel, RelativeBias, RelativeGradients, ScoreTable, ScoreTransform, Strides, View,
+    ViewMut, naive,
 };
 use crate::Number;
 use crate::forms::{Sides, Strided, visible_keys, visible_sink_tokens};
@@ -53,6 +55,8 @@ pub(super) struct Case {
     pub(super) positions: Option<PositionCase>,
     /// Instead of them, for a causal mask.
     pub(super) relative: Option<RelativeCase>,
+    /// Instead of the tables, for a causal mask.
+    pub(super) path: Option<PathCase>,
     pub(super) dropout: Option<AttentionDropout>,
 }
 
@@ -73,6 +77,17 @@ pub(super) struct RelativeCase {
     pub(super) profiles: Vec<f64>,
 }
 
+/// A bias of paths.
+#[derive(Clone, Debug)]
+pub(super) struct PathCase {
+    pub(super) width: usize,
+    /// p, `[B, H, Q, E]`
+    pub(super) queries: Vec<f64>,
+    /// r, `[B, H, K, E]`
+    pub(super) keys: Vec<f64>,
+    pub(super) slopes: Vec<f64>,
+}
+
 /// What an engine makes of a [`Case`], dense `[B, H, L, D]` whatever the layout it was computed in.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Outcome<T> {
@@ -91,6 +106,8 @@ pub(super) struct Outcome<T> {
     pub(super) d_parameters: Vec<f64>,
     pub(super) d_rows: Vec<T>,
     pub(super) d_profiles: Vec<T>,
+    pub(super) d_path_queries: Vec<T>,
+    pub(super) d_path_keys: Vec<T>,
 }
 
 /// The two functions of an engine.
@@ -162,7 +179,7 @@ impl Case {
         let [k, v] = [(); 2].map(|()| normal(&mut rng, key_len));
         let [bias, weight] = [(); 2].map(|()| Some(normal(&mut rng, dims.heads * mask.sides().columns(table_len))));
         let (lengths, feature_decay, decay_cumsum, map, packed) = (None, None, None, None, false);
-        let (softcap, sinks, gate_cumsum, positions, relative) = (None, None, None, None, None);
+        let (softcap, sinks, gate_cumsum, positions, relative, path) = (None, None, None, None, None, None);
         Case {
             dims,
             mask,
@@ -185,6 +202,7 @@ impl Case {
             gate_cumsum,
             positions,
             relative,
+            path,
             dropout: None,
         }
     }
@@ -203,6 +221,21 @@ impl Case {
         let profiles = normal(&mut rng, rank * reach).into_iter().map(|p| p / (rank as f64).sqrt()).collect();
         let causal = self.mask.sides() == Sides::OneSided;
         self.relative = causal.then_some(RelativeCase { rank, reach, rows, profiles });
+        self
+    }
+
+    /// The same with a bias of paths in place of tables, where the mask is causal and no query is before the first key. Some tokens are
+    /// so unlike or so like the queries that their edges are large or nothing.
+    pub(super) fn with_path(mut self, width: usize, seed: u64) -> Self {
+        let AttentionDims { batch, heads, queries, keys, .. } = self.dims;
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let [of_queries, mut of_keys] = [queries, keys].map(|rows| normal(&mut rng, batch * heads * rows * width));
+        for row in of_keys.chunks_exact_mut(width).skip(seed as usize % 17).step_by(29) {
+            row.iter_mut().for_each(|x| *x *= 20.0);
+        }
+        let slopes = (0..heads).map(|head| 0.3 * 0.7f64.powi(head as i32)).collect();
+        let fits = self.mask.sides() == Sides::OneSided && queries <= keys;
+        self.path = fits.then_some(PathCase { width, queries: of_queries, keys: of_keys, slopes });
         self
     }
 
@@ -317,10 +350,13 @@ impl Case {
 
     /// The same numbers as f32 sees them.
     pub(super) fn rounded(mut self) -> Self {
-        let Case { q, k, v, d_out, bias, weight, map, relative, .. } = &mut self;
+        let Case { q, k, v, d_out, bias, weight, map, relative, path, .. } = &mut self;
         let map = map.as_mut().map(|map| &mut map.values);
         if let Some(RelativeCase { rows, profiles, .. }) = relative {
             rows.iter_mut().chain(profiles).for_each(|x| *x = f64::from(*x as f32));
+        }
+        if let Some(PathCase { queries, keys, slopes, .. }) = path {
+            queries.iter_mut().chain(keys).chain(slopes).for_each(|x| *x = f64::from(*x as f32));
         }
         for values in
             [Some(q), Some(k), Some(v), Some(d_out), bias.as_mut(), weight.as_mut(), map].into_iter().flatten()
@@ -349,9 +385,17 @@ impl Case {
         let relative = self.relative.as_ref().map(|of| (of.rank, of.reach, cast(&of.rows), cast(&of.profiles)));
         let of_decays = dense(dims.heads, dims.keys, dims.head_dim);
         let of_rows = |rank| Strides { batch: dims.heads * dims.queries * rank, head: dims.queries * rank, row: rank };
-        let scores = match &map {
-            Some(map) => ScoreTransform::Mod(map),
-            None => ScoreTransform::Table(ScoreTable {
+        let path = self.path.as_ref().map(|of| (of.width, cast(&of.queries), cast(&of.keys), &of.slopes[..]));
+        let of_path = |rows, width| Strides { batch: dims.heads * rows * width, head: rows * width, row: width };
+        let scores = match (&map, &path) {
+            (Some(map), _) => ScoreTransform::Mod(map),
+            (None, Some((width, queries, keys, slopes))) => ScoreTransform::Path(PathBias {
+                queries: View { data: queries, strides: of_path(dims.queries, *width) },
+                keys: View { data: keys, strides: of_path(dims.keys, *width) },
+                width: *width,
+                slopes,
+            }),
+            (None, None) => ScoreTransform::Table(ScoreTable {
                 bias: tables[0].as_deref(),
                 weight: tables[1].as_deref(),
                 feature_decay: self.feature_decay.as_deref(),
@@ -417,7 +461,16 @@ impl Case {
             d_rows: ViewMut::new(d_rows, of_rows(*rank)),
             d_profiles,
         });
-        let of_table = |table| Some(table).filter(|_| self.map.is_none());
+        let mut d_of_path = path
+            .as_ref()
+            .filter(|_| map.is_none())
+            .map(|(width, queries, keys, _)| (*width, vec![unset; queries.len()], vec![unset; keys.len()]));
+        let d_path = d_of_path.as_mut().map(|(width, d_queries, d_keys)| PathGradients {
+            d_queries: ViewMut::new(d_queries, of_path(dims.queries, *width)),
+            d_keys: ViewMut::new(d_keys, of_path(dims.keys, *width)),
+        });
+        let has_tables = map.is_none() && path.is_none();
+        let of_table = |table| Some(table).filter(|_| has_tables);
         let gradients = AttentionGradients {
             d_q,
             d_k,
@@ -430,16 +483,19 @@ impl Case {
             d_decay_cumsum: d_decay_cumsum.as_deref_mut(),
             d_positions,
             d_relative,
+            d_path,
         };
         engine.backward(&problem, AttentionSaved { q, k, v, out: saved_out, lse: &lse, d_out }, gradients);
         let [d_q, d_k, d_v] = layout.split(&results).map(widen);
         let [d_score_mod, d_sinks] = [d_score_mod, d_sinks].map(Option::unwrap_or_default);
         let [out, lse, d_bias, d_weight, d_score_mod, d_sinks] =
             [out, lse, d_bias, d_weight, d_score_mod, d_sinks].map(widen);
-        let tables = |table| if self.map.is_none() { table } else { Vec::new() };
+        let tables = |table| if has_tables { table } else { Vec::new() };
         let (d_bias, d_weight, d_gate_cumsum) = (tables(d_bias), tables(d_weight), d_gate_cumsum.unwrap_or_default());
         let (_, d_rows, d_profiles) = d_of_relative.unwrap_or_default();
-        let [d_rows, d_profiles] = [d_rows, d_profiles].map(widen);
+        let (_, d_path_queries, d_path_keys) = d_of_path.unwrap_or_default();
+        let [d_rows, d_profiles, d_path_queries, d_path_keys] =
+            [d_rows, d_profiles, d_path_queries, d_path_keys].map(widen);
         let [d_positions, d_parameters] = d_of_positions.unwrap_or_default();
         Outcome {
             out,
@@ -457,6 +513,8 @@ impl Case {
             d_parameters,
             d_rows,
             d_profiles,
+            d_path_queries,
+            d_path_keys,
         }
     }
 }
@@ -492,6 +550,8 @@ pub(super) fn assert_close(case: &Case, got: &Outcome<f64>, expected: &Outcome<f
             d_parameters,
             d_rows,
             d_profiles,
+            d_path_queries,
+            d_path_keys,
         } = o.clone();
         [
             ("out", out),
@@ -509,6 +569,8 @@ pub(super) fn assert_close(case: &Case, got: &Outcome<f64>, expected: &Outcome<f
             ("d_parameters", d_parameters),
             ("d_rows", d_rows),
             ("d_profiles", d_profiles),
+            ("d_path_queries", d_path_queries),
+            ("d_path_keys", d_path_keys),
         ]
     };
     for ((name, got), (_, expected)) in fields(got).into_iter().zip(fields(expected)) {
@@ -623,7 +685,15 @@ fn assert_gradients_match_differences(case: &Case) {
         ("weight", |case| case.weight.as_mut().unwrap(), |outcome| &outcome.d_weight),
     ];
     let map: [Field; 1] = [("map", |case| &mut case.map.as_mut().unwrap().values, |outcome| &outcome.d_score_mod)];
-    let of_scores = if case.map.is_some() { &map[..] } else { &tables[..] };
+    let path: [Field; 2] = [
+        ("path queries", |case| &mut case.path.as_mut().unwrap().queries, |outcome| &outcome.d_path_queries),
+        ("path keys", |case| &mut case.path.as_mut().unwrap().keys, |outcome| &outcome.d_path_keys),
+    ];
+    let of_scores = match (&case.map, &case.path) {
+        (Some(_), _) => &map[..],
+        (None, Some(_)) => &path[..],
+        (None, None) => &tables[..],
+    };
     let sinks: [Field; 1] = [("sinks", |case| case.sinks.as_mut().unwrap(), |outcome| &outcome.d_sinks)];
     let gate_cumsum: [Field; 1] =
         [("gate_cumsum", |case| case.gate_cumsum.as_mut().unwrap(), |outcome| &outcome.d_gate_cumsum)];
@@ -669,6 +739,9 @@ fn naive_gradients_match_central_differences() {
         assert_gradients_match_differences(&case.clone().with_relative(2, 4, 16));
         assert_gradients_match_differences(&case.clone().softened(true, true).gated(15).with_relative(3, 9, 17));
         assert_gradients_match_differences(&case.clone().mapped(12));
+        assert_gradients_match_differences(&case.clone().with_path(3, 21));
+        assert_gradients_match_differences(&case.clone().softened(true, true).with_path(4, 22));
+        assert_gradients_match_differences(&case.clone().softened(false, true).with_path(2, 23).dropped(0.3, 24));
         for (kernel, seed) in KERNELS.into_iter().zip(20..) {
             // differences need positions that are apart; the spline's knots are no position's distance
             let mut case = case.clone().positioned(kernel, seed);
@@ -685,6 +758,7 @@ fn naive_gradients_match_central_differences() {
         case.lengths = Some(vec![6, 3]);
         assert_gradients_match_differences(&case);
         assert_gradients_match_differences(&case.clone().gated(14));
+        assert_gradients_match_differences(&case.clone().softened(false, true).with_path(3, 25));
         assert_gradients_match_differences(&case.mapped(13));
     }
 }
@@ -774,6 +848,7 @@ fn gradients_that_share_elements_are_refused() {
             d_decay_cumsum: None,
             d_positions: None,
             d_relative: None,
+            d_path: None,
         },
     );
 }

@@ -242,6 +242,13 @@ impl Encoding {
                 format!("`{kind}` modifies the scores of a row together, which does not support first tokens");
             return refuse(message, "remove it, or use an encoding without a score modification, such as kerple_log");
         }
+        if self.entry() == Injection::PathBias {
+            let message = format!(
+                "`{}` sums a bias over all tokens up to a key, and those before the window are not visible",
+                self.method.kind()
+            );
+            return refuse(message, "remove it, or use an encoding whose bias is by distance, such as kerple_log");
+        }
         if self.has_two_sided_table() {
             let message = "a bias for keys after the query does not support first tokens".to_owned();
             return refuse(message, "remove it, or remove bidirectional");
@@ -265,9 +272,10 @@ impl Encoding {
             Injection::Scores(tables) if tables.bias => Some("also multiplies scores by a weight, which would go on"),
             Injection::Scores(_) => Some("multiplies scores by a weight and adds no bias"),
             Injection::ScoreMod { .. } => Some("changes the scores of all heads together, not by a bias table alone"),
-            Injection::Gates { .. } | Injection::FeatureGates { .. } | Injection::ContentRotation { .. } => {
-                Some("measures distances by the content of tokens, not by their number")
-            }
+            Injection::Gates { .. }
+            | Injection::FeatureGates { .. }
+            | Injection::ContentRotation { .. }
+            | Injection::PathBias => Some("measures distances by the content of tokens, not by their number"),
             Injection::RelativeBias => Some("has a reach of its own"),
             Injection::Nowhere | Injection::Embeddings | Injection::Rotation { .. } | Injection::Code => {
                 Some("adds no bias to scores")

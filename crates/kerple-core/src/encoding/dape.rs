@@ -128,6 +128,7 @@ impl DapeBase {
             Injection::FeatureGates { .. } => DapeInput::Other("has a gate per feature"),
             Injection::ContentRotation { .. } => DapeInput::Other("turns queries and keys by their content"),
             Injection::RelativeBias => DapeInput::Other("has a bias per row"),
+            Injection::PathBias => DapeInput::Other("has a bias per path"),
             Injection::Code => DapeInput::Other("replaces queries and keys by codes"),
         }
     }
@@ -243,6 +244,7 @@ impl Positional for DapeConfig {
                 | EncodingForm::FeatureGates(_)
                 | EncodingForm::ContentRotation(_)
                 | EncodingForm::RelativeBias(_)
+                | EncodingForm::PathBias(_)
                 | EncodingForm::Code(_),
             ) => (Bias::None, neutral, None),
         };

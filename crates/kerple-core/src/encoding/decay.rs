@@ -155,7 +155,8 @@ impl Encoding {
             | Injection::ScoreMod { .. }
             | Injection::FeatureGates { .. }
             | Injection::ContentRotation { .. }
-            | Injection::RelativeBias => None,
+            | Injection::RelativeBias
+            | Injection::PathBias => None,
             Injection::Nowhere | Injection::Embeddings | Injection::Rotation { decays: false } => {
                 Some(InLinear::AsItIs)
             }

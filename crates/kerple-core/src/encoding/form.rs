@@ -2,8 +2,8 @@
 
 use crate::cpu::reduce;
 use crate::forms::{
-    Absolute, CodeForm, ContentRotation, DistanceTable, FeatureGates, ForgetGates, Rotary, RowProfiles, Sides,
-    kept_columns,
+    Absolute, CodeForm, ContentRotation, DistanceTable, FeatureGates, ForgetGates, PathFeatures, Rotary, RowProfiles,
+    Sides, kept_columns,
 };
 use crate::score_mods::ScoreModSpec;
 
@@ -28,6 +28,8 @@ pub enum EncodingForm {
     ContentRotation(ContentRotation),
     /// A bias that rows make of their own features.
     RelativeBias(RowProfiles),
+    /// A bias that is summed over the tokens from key to query.
+    PathBias(PathFeatures),
     /// A stochastic code of queries and keys.
     Code(CodeForm),
 }

@@ -7,7 +7,7 @@ use super::parameter::{EncodingParameter, ParameterShare};
 use super::randomized::{FormPositions, Randomized};
 use super::{Emulate, Geometry};
 use super::{
-    alibi, bam, cope, dape, expression, fire, fox, inkling, kerple, kerple_positions, learned, none, rotary,
+    alibi, bam, cope, dape, expression, fire, fox, grape_ap, inkling, kerple, kerple_positions, learned, none, rotary,
     rotary_positions, sandwich, selective_rope, shaw, sinusoidal, spe, t5, transformer_xl, wall, xpos,
 };
 use crate::calculus::expr::Expr;
@@ -70,6 +70,9 @@ pub enum Injection {
     },
     /// Scores, by a relative bias that a layer's own rows make: [`EncodingForm::RelativeBias`].
     RelativeBias,
+    /// Scores, by a bias that is summed over the tokens from key to query, of features that a layer's own rows make:
+    /// [`EncodingForm::PathBias`].
+    PathBias,
     /// Queries and keys of linear attention: [`EncodingForm::Code`].
     Code,
 }
@@ -288,6 +291,8 @@ methods! {
     "selective_rope" SelectiveRope(selective_rope::SelectiveRopeConfig),
     /// Rotation of queries and keys at positions that the content sets.
     "rotary_positions" RotaryPositions(rotary_positions::RotaryPositionsConfig),
+    /// A bias that is summed over the tokens from key to query.
+    "grape_ap" GrapeAp(grape_ap::GrapeApConfig),
     /// Any expression of the kernel calculus.
     "kernel" Kernel(expression::ExpressionConfig),
     /// Stochastic positional encoding by sinusoids, for linear attention.

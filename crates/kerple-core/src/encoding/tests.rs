@@ -352,6 +352,7 @@ fn beyond_training_every_method_is_defined_or_says_where_it_ends() {
             | EncodingForm::FeatureGates(_)
             | EncodingForm::ContentRotation(_)
             | EncodingForm::RelativeBias(_)
+            | EncodingForm::PathBias(_)
             | EncodingForm::Code(_) => true,
             EncodingForm::Absolute(Absolute::Fixed(rows)) => {
                 rows.len() == GEOMETRY.d_model && rows.iter().all(|value| value.is_finite())
@@ -460,6 +461,8 @@ fn every_key_changes_what_is_handed_over() {
         ("rotary_positions", "\"step\":\"softplus\""),
         ("rotary_positions", "\"step_max\":3.0"),
         ("rotary_positions", "\"step_min\":0.1"),
+        ("grape_ap", "\"features\":4"),
+        ("grape_ap", "\"relative\":true"),
         ("inkling", "\"rank\":4"),
         ("inkling", "\"reach\":9"),
         ("inkling", "\"profiles\":0"),

@@ -17,6 +17,8 @@ pub enum ScoreTransform<'a, T> {
     Table(ScoreTable<'a, T>),
     /// All heads of a row at once become something else.
     Mod(&'a dyn ScoreMod<T>),
+    /// `z = s + b`, where the bias is summed over the tokens from key to query.
+    Path(PathBias<'a, T>),
 }
 
 /// A [`DistanceTable`](super::DistanceTable) in the compute type, with the directions of the
@@ -77,6 +79,26 @@ pub struct RelativeBias<'a, T> {
     pub rank: usize,
     /// Distances with a bias, E; at least 1.
     pub reach: usize,
+}
+
+/// A bias that is a sum over the path from key to query (GRAPE-AP): every token n on it takes off an edge.
+///
+/// ```text
+/// e_in = slope_h ln sigmoid(p_i . r_n / E)        b_ij = sum over n from j + 1 to i of e_in
+/// ```
+///
+/// An edge depends on the query, so that no running sum of tokens replaces it: each query sums its own. For a causal attention mask
+/// with no more queries than keys. Its heads do not mix, so it is no [`ScoreMod`].
+#[derive(Clone, Copy, Debug)]
+pub struct PathBias<'a, T> {
+    /// p, `[B, H, Q, E]`
+    pub queries: View<'a, T>,
+    /// r, `[B, H, K, E]`, of query heads too.
+    pub keys: View<'a, T>,
+    /// Features of p and r, E; at least 1.
+    pub width: usize,
+    /// `[H]`
+    pub slopes: &'a [f64],
 }
 
 impl<'a, T> ScoreTransform<'a, T> {

@@ -163,6 +163,7 @@ impl Case {
             d_decay_cumsum: None,
             d_positions: None,
             d_relative: None,
+            d_path: None,
         };
         naive::backward(&problem, saved, gradients);
         // the kernels write the lowest number in place of minus infinity

@@ -4,7 +4,7 @@
 //! With `n` tokens so far, `G` key and value heads, `H` heads of `D` features, per layer:
 //!
 //! ```text
-//! softmax      8 G D c, and 8 H c of gates, 8 H D c of those of features; c is n as a power of two, 256 at least; of a window and the piece that is read
+//! softmax      8 G D c, and 8 H c of gates, 8 H D c of those of features, 4 H E c of paths with E features; c is n as a power of two, 256 at least; of a window and the piece that is read
 //!              only; 4 H c for each table of the encoding, over the distances so far
 //! linear       the state, the random features and 256 positions of the noise of its code: of fixed size
 //! ```
@@ -57,7 +57,13 @@ fn of_layer(plan: &Plan, layer: &LayerSettings, length: usize) -> u64 {
     let gates = bytes(&[2, heads.heads, capacity, usize::from(of_heads) + of_features]);
     // angles by content turn the keys of each query head
     let key_heads = if let Injection::ContentRotation { .. } = entry { heads.heads } else { heads.kv_heads };
-    [bytes(&[2, key_heads, heads.head_dim, capacity]), gates, bytes(&[tables, heads.heads, length.next_power_of_two()])]
-        .into_iter()
-        .fold(0, u64::saturating_add)
+    let paths = layer.encoding.path_features(&geometry).map_or(0, |of| bytes(&[heads.heads, capacity, of.width]));
+    [
+        bytes(&[2, key_heads, heads.head_dim, capacity]),
+        gates,
+        paths,
+        bytes(&[tables, heads.heads, length.next_power_of_two()]),
+    ]
+    .into_iter()
+    .fold(0, u64::saturating_add)
 }

@@ -102,6 +102,12 @@ fn encoding(
             let kept = if rows.training { 2 * layers + 4 } else { 4 };
             bytes(&[kept, rows.sequences, rows.positions, heads, rank])
         }
+        // of every layer, whose rows differ: features, normed, turned, what they are turned by and from, and gradients
+        Injection::PathBias => {
+            let width = encoding.path_features(geometry).map_or(0, |features| features.width);
+            let kept = if rows.training { 6 * layers + 8 } else { 8 };
+            bytes(&[kept, rows.sequences, rows.positions, heads, width])
+        }
         // as decays they end at a few chunks
         Injection::Scores(_) | Injection::ScoreMod { .. } if attention.linear().is_some() => {
             bytes(&[4, heads, NEAR, sets])

@@ -204,6 +204,7 @@ fn check_growth(encoding: &Encoding, geometry: &Geometry, model: &ModelPlan) -> 
         | EncodingForm::FeatureGates(_)
         | EncodingForm::ContentRotation(_)
         | EncodingForm::RelativeBias(_)
+        | EncodingForm::PathBias(_)
         | EncodingForm::Code(_) => false,
     };
     if model.block.ssmax.is_none() || !reads_queries {

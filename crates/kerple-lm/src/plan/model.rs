@@ -131,6 +131,7 @@ impl ModelPlan {
                 Some(format!("the decaying pairs of {}", encoding.label()))
             }
             Injection::RelativeBias => Some(format!("the relative bias of {}", encoding.label())),
+            Injection::PathBias => Some(format!("the bias over paths of {}", encoding.label())),
             Injection::Gates { .. } => Some(format!("the gates of {}", encoding.label())),
             Injection::Rotation { decays: true } => Some(format!("the decaying products of {}", encoding.label())),
             Injection::Nowhere

@@ -27,8 +27,9 @@ pub fn query_chunked(
     implementation: Impl,
 ) -> Tensor<4> {
     let (q, keys) = (shifted(q, &context.bias), k.dims()[2]);
-    let per_row = context.relative.is_some() || context.kernel.is_some() || context.feature_gates.is_some();
-    assert!(!per_row, "a relative bias per row, learned positions and gates of features are not chunked over queries");
+    let biased = context.relative.is_some() || context.path.is_some();
+    let per_row = biased || context.kernel.is_some() || context.feature_gates.is_some();
+    assert!(!per_row, "biases of rows and paths, learned positions and gates of features are not chunked over queries");
     let ScoreTerms { settings, tables: [bias, weight], own, sinks, gates, .. } = ScoreTerms::of(scoring, context, keys);
     let mut inputs = OpInputs::default();
     let rows = [q, k, v].map(|tensor| inputs.add(tensor));
@@ -147,6 +148,7 @@ impl QueryChunksOp {
             kernel: None,
             feature_gates: None,
             relative: None,
+            path: None,
         }
     }
 
@@ -177,7 +179,7 @@ fn leaf<const D: usize>(x: Tensor<D>) -> Tensor<D> {
 }
 
 fn leaves(terms: ScoreTerms) -> ScoreTerms {
-    let ScoreTerms { settings, tables, own, sinks, gates, kernel, feature_gates, relative } = terms;
+    let ScoreTerms { settings, tables, own, sinks, gates, kernel, feature_gates, relative, path } = terms;
     let tables = tables.map(|table| table.map(leaf));
     ScoreTerms {
         settings,
@@ -188,6 +190,7 @@ fn leaves(terms: ScoreTerms) -> ScoreTerms {
         kernel,
         feature_gates,
         relative,
+        path,
     }
 }
 

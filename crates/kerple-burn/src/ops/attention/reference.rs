@@ -1,9 +1,9 @@
 //! The reference of attention in plain Burn operations, for any queries and keys of a call.
 
 use super::Scoring;
-use super::cumsum::GateCumsum;
+use super::cumsum::{GateCumsum, running_sums};
 use crate::attention_context::{
-    AttentionBias, AttentionMask, KernelTensors, QueryKeyPairs, RelativeTensors, ScoreContext,
+    AttentionBias, AttentionMask, KernelTensors, PathTensors, QueryKeyPairs, RelativeTensors, ScoreContext,
 };
 use crate::implementation::Impl;
 use crate::ops::matmul::product;
@@ -92,13 +92,15 @@ pub(super) struct ScoreTerms {
     pub(super) feature_gates: Option<Tensor<4>>,
     /// Of the queries of a call.
     pub(super) relative: Option<RelativeTensors>,
+    /// Of the queries of a call, and of all keys.
+    pub(super) path: Option<PathTensors>,
 }
 
 impl ScoreTerms {
     /// Of attention over this many keys.
     pub(super) fn of(scoring: &Scoring, context: &ScoreContext, keys: usize) -> ScoreTerms {
         let Scoring { scale, softcap, sinks } = scoring.clone();
-        let ScoreContext { mask, bias, gates, kernel, feature_gates, relative } = context.clone();
+        let ScoreContext { mask, bias, gates, kernel, feature_gates, relative, path } = context.clone();
         let extent = mask.extent(keys, scale);
         let gates = gates.map(|gates| mask.without_nan_in_padding(gates));
         let tables = bias.tables().map(|table| table.cloned());
@@ -112,7 +114,7 @@ impl ScoreTerms {
         };
         let settings =
             ScoreSettings { scale, softcap, score_mod, feature_decay, mask, extent, implementation: Impl::Reference };
-        ScoreTerms { settings, tables, own, sinks, gates, kernel, feature_gates, relative }
+        ScoreTerms { settings, tables, own, sinks, gates, kernel, feature_gates, relative, path }
     }
 
     /// Scores of queries and keys at these positions.
@@ -152,6 +154,10 @@ impl ScoreTerms {
         let mapped = match &self.relative {
             None => mapped,
             Some(relative) => mapped + relative_bias(relative, pairs),
+        };
+        let mapped = match &self.path {
+            None => mapped,
+            Some(path) => mapped + path_bias(path, pairs),
         };
         AttentionScores { scores, bias, mapped, adds_bias, hidden }
     }
@@ -235,6 +241,20 @@ fn relative_bias(RelativeTensors { rows, profiles }: &RelativeTensors, pairs: &Q
     let line = pairs.along(Tensor::cat(vec![profiles.clone(), zeros], 1), 1, 0);
     let line = line.reshape([1, 1, rank, queries + keys]).expand([batch, heads, rank, queries + keys]);
     pairs.skewed(rows.clone().matmul(line))
+}
+
+/// The bias over the path from each key to each query, `[B, H, Q, K]`; 0 for keys after a query.
+fn path_bias(PathTensors { queries, keys, slopes }: &PathTensors, pairs: &QueryKeyPairs) -> Tensor<4> {
+    let ([_, heads, _, width], device) = (queries.dims(), queries.device());
+    let slopes = TensorData::new(slopes.to_vec(), [1, heads, 1, 1]);
+    let slopes = Tensor::<4>::from_data(slopes, (&device, queries.dtype()));
+    let products = queries.clone().matmul(keys.clone().swap_dims(2, 3)) * (width as f64).recip();
+    let edges = (products.clone().clamp_max(0.0) - (products.abs() * -1.0).exp().log1p()) * slopes;
+    let shape = edges.dims();
+    let after_query = pairs.distances(&device).lower_elem(0).unsqueeze::<4>().expand(shape);
+    let edges = edges.mask_fill(after_query, 0.0);
+    // from the query to the left, the edge of the key itself left out
+    running_sums(edges.clone().flip([3])).flip([3]) - edges
 }
 
 /// Each of G heads repeated for the H / G query heads that read it: `[B, G, K, D]` to `[B, H, K, D]`.

@@ -1,11 +1,13 @@
 //! Rows of all heads backwards: scores, map and weights again, then every gradient.
 
+use super::path::PathBackwardScratch;
 use super::{KEYS, RowBlockInputs, RowBlockScratch, RowBlockTile, RowKeyProduct, WeightedSum, tiles};
 use crate::Number;
 use crate::attention::dropout::DropoutFactors;
 use crate::attention::segments::{SegmentBlock, SegmentBlocks, SumsByRow};
 use crate::attention::{
-    AttentionDims, AttentionGradients, AttentionSaved, DocumentSegment, Strides, View, ViewMut, sinks, softcap,
+    AttentionDims, AttentionGradients, AttentionSaved, DocumentSegment, PathGradients, Strides, View, ViewMut, sinks,
+    softcap,
 };
 use crate::cpu::lanes::{Lanes, SimdKernel};
 use crate::forms::{ScoreModGradients, Strided};
@@ -33,6 +35,7 @@ struct RowBlockBackwardSegments<'a, L: Lanes> {
     d_q: ViewMut<'a, L::Number>,
     d_k: ViewMut<'a, L::Number>,
     d_v: ViewMut<'a, L::Number>,
+    d_path: Option<PathGradients<'a, L::Number>>,
     /// Of each tile of each key head of each segment: which block may add to its `d_k` and `d_v`.
     turns: Turns,
     /// Where the tiles of a segment start in `turns`.
@@ -52,6 +55,7 @@ struct RowBlockBackwardCall<'a, L: Lanes> {
     d_q: ViewMut<'a, L::Number>,
     d_k: ViewMut<'a, L::Number>,
     d_v: ViewMut<'a, L::Number>,
+    d_path: Option<PathGradients<'a, L::Number>>,
     /// What the map sums, `[S]`.
     map_sums: ViewMut<'a, L::Number>,
 }
@@ -77,6 +81,7 @@ struct RowBlockBackwardScratch<T> {
     d_scores: Vec<T>,
     /// `[S]`
     map_sums: Vec<T>,
+    path: Option<PathBackwardScratch<T>>,
     /// `[H, rows, columns]`
     dropout: Option<DropoutFactors<T>>,
 }
@@ -99,6 +104,7 @@ impl<T: Number> SimdKernel<T> for RowBlockBackward<'_, T> {
             d_decay_cumsum: _,
             d_positions: _,
             d_relative: _,
+            d_path,
         } = gradients;
         sinks::backward(&inputs.problem, &saved, d_sinks);
         let segments = inputs.problem.segments();
@@ -111,6 +117,7 @@ impl<T: Number> SimdKernel<T> for RowBlockBackward<'_, T> {
             d_q,
             d_k,
             d_v,
+            d_path: cleared(&inputs, d_path),
             turns: Turns::from_first(first_blocks::<L>(&inputs).into_iter()),
             tiles: inputs.problem.offsets(|alone| kv_heads * RowBlockInputs { problem: *alone, ..inputs }.spans()),
             map_turns: Turns::new(segments, |_| 0),
@@ -118,9 +125,19 @@ impl<T: Number> SimdKernel<T> for RowBlockBackward<'_, T> {
         all.clear();
         let sums = if inputs.problem.segments_share_rows() { all.sums_of_documents() } else { all.sums_of_rows() };
         if let Some(d_score_mod) = d_score_mod {
-            inputs.map.finish(&sums, d_score_mod);
+            inputs.map().expect("only a score modification has parameters").finish(&sums, d_score_mod);
         }
     }
+}
+
+/// The gradients of a path, those of keys 0: blocks add to them.
+fn cleared<'a, T: Number>(
+    inputs: &RowBlockInputs<T>,
+    d_path: Option<PathGradients<'a, T>>,
+) -> Option<PathGradients<'a, T>> {
+    let (mut d_path, AttentionDims { batch, heads, keys, .. }) = (d_path?, inputs.problem.dims);
+    d_path.d_keys.fill([batch, heads, keys, inputs.problem.path()?.width], T::ZERO);
+    Some(d_path)
 }
 
 /// The first block that sees each tile of each key head of each segment. Those that see it are consecutive.
@@ -144,9 +161,14 @@ impl<L: Lanes> RowBlockBackwardSegments<'_, L> {
         self.inputs.problem.segment(number).row
     }
 
+    /// How many numbers the map sums.
+    fn map_sums(&self) -> usize {
+        self.inputs.map().map_or(0, |map| map.sums())
+    }
+
     /// What the map sums, where each row is one segment.
     fn sums_of_rows(&self) -> Vec<L::Number> {
-        let (size, segments) = (self.inputs.map.sums(), self.inputs.problem.segments());
+        let (size, segments) = (self.map_sums(), self.inputs.problem.segments());
         let mut sums = vec![L::Number::ZERO; segments.max(1) * size];
         self.blocks(0..segments, ViewMut::new(&mut sums, Strides { batch: size, head: size, row: size }));
         let (sum, others) = sums.split_at_mut(size);
@@ -157,7 +179,7 @@ impl<L: Lanes> RowBlockBackwardSegments<'_, L> {
 
     /// The same, where rows have several: some segments at a time.
     fn sums_of_documents(&self) -> Vec<L::Number> {
-        let (size, segments) = (self.inputs.map.sums(), self.inputs.problem.segments());
+        let (size, segments) = (self.map_sums(), self.inputs.problem.segments());
         let mut total = SumsByRow::new(size);
         let at_a_time = (MOST_SUMS / size.max(1)).max(1);
         for first in (0..segments).step_by(at_a_time) {
@@ -201,6 +223,10 @@ impl<L: Lanes> RowBlockBackwardSegments<'_, L> {
             d_q: self.d_q.starting_at(row, first_query),
             d_k: self.d_k.starting_at(row, first_key),
             d_v: self.d_v.starting_at(row, first_key),
+            d_path: self.d_path.as_ref().map(|PathGradients { d_queries, d_keys }| PathGradients {
+                d_queries: d_queries.starting_at(row, first_query),
+                d_keys: d_keys.starting_at(row, first_key),
+            }),
             map_sums,
         }
     }
@@ -228,10 +254,23 @@ impl<L: Lanes> RowBlockBackwardSegments<'_, L> {
         let [d_out, d_q] = [(); 2].map(|()| workers::scratch(rows * tiles.width));
         let largest = self.inputs.largest();
         let [scores, weights, d_scores] = [(); 3].map(|()| largest.scores::<L>());
-        let (d_q_of_map, map_sums) = (workers::scratch(rows * head_dim), workers::scratch(self.inputs.map.sums()));
+        let (d_q_of_map, map_sums) = (workers::scratch(rows * head_dim), workers::scratch(self.map_sums()));
         let delta = workers::scratch(rows);
         let dropout = DropoutFactors::new(&self.inputs.problem, scores.len());
-        RowBlockBackwardScratch { tiles, d_out, delta, d_q, d_q_of_map, scores, weights, d_scores, map_sums, dropout }
+        let path = PathBackwardScratch::new::<L>(&self.inputs);
+        RowBlockBackwardScratch {
+            tiles,
+            d_out,
+            delta,
+            d_q,
+            d_q_of_map,
+            scores,
+            weights,
+            d_scores,
+            map_sums,
+            path,
+            dropout,
+        }
     }
 }
 
@@ -245,10 +284,18 @@ impl<L: Lanes> RowBlockBackwardCall<'_, L> {
         let width = scratch.tiles.width;
         inputs.load_rows(self.lanes, place, d_out, L::Number::ONE, &mut scratch.d_out, width);
         self.compute_delta(scratch, place);
+        if let (Some(path), Some(backward)) = (&mut scratch.tiles.path, &mut scratch.path) {
+            path.begin(self.lanes, inputs, place);
+            let lse = |at: usize| self.lse.row(0, at / place.rows, place.first_query + at % place.rows, 1)[0];
+            backward.begin(inputs, place, |at| [scratch.delta[at], lse(at)]);
+        }
         for (tile, part) in inputs.parts::<L>(place) {
             self.part(scratch, &part, block, tile);
         }
         self.store_d_q(scratch, place);
+        if let (Some(path), Some(d_path)) = (&scratch.path, &self.d_path) {
+            path.store_d_queries(self.lanes, inputs, place, &d_path.d_queries);
+        }
         self.all.map_turns.take(self.number, block, || {
             // SAFETY: the row is `[S]`, and it is this item's turn to write it.
             let to = unsafe { self.map_sums.row(0, 0, 0, scratch.map_sums.len()) };
@@ -271,14 +318,19 @@ impl<L: Lanes> RowBlockBackwardCall<'_, L> {
         let AttentionDims { heads, kv_heads, head_dim, .. } = self.inputs.problem.dims;
         self.weights(scratch, place);
         let size = heads * place.rows * place.columns;
-        let of_block = ScoreModGradients {
-            d_scores: &mut scratch.d_scores[..size],
-            d_q: &mut scratch.d_q_of_map[..heads * place.rows * head_dim],
-            sums: &mut scratch.map_sums,
-        };
         let described = self.inputs.block(place, &scratch.tiles.q_of_map);
-        self.inputs.map.backward(&described, &scratch.scores[..size], of_block);
-        if let Some(values) = self.inputs.map.values() {
+        if let Some(map) = self.inputs.map() {
+            let of_block = ScoreModGradients {
+                d_scores: &mut scratch.d_scores[..size],
+                d_q: &mut scratch.d_q_of_map[..heads * place.rows * head_dim],
+                sums: &mut scratch.map_sums,
+            };
+            map.backward(&described, &scratch.scores[..size], of_block);
+        }
+        if let (Some(path), Some(_)) = (&mut scratch.path, &self.d_path) {
+            path.add_d_queries(self.lanes, &self.inputs, place, &scratch.d_scores[..size]);
+        }
+        if let Some(values) = self.inputs.values() {
             let d_out = Strided { values: &scratch.d_out[..], stride: scratch.tiles.width };
             values.add_gradient(&described, &scratch.weights[..size], d_out, &mut scratch.map_sums);
         }
@@ -292,7 +344,10 @@ impl<L: Lanes> RowBlockBackwardCall<'_, L> {
         self.inputs.add_weighted(self.lanes, place, sum);
         for kv_head in 0..kv_heads {
             let sum = self.all.tiles[self.number] + kv_head * self.inputs.spans() + tile;
-            self.all.turns.take(sum, block, || self.add_d_k_and_d_v(scratch, place, kv_head));
+            self.all.turns.take(sum, block, || {
+                self.add_d_k_and_d_v(scratch, place, kv_head);
+                self.add_path_keys(scratch, place, kv_head);
+            });
         }
     }
 
@@ -301,15 +356,20 @@ impl<L: Lanes> RowBlockBackwardCall<'_, L> {
         let (inputs, lanes) = (&self.inputs, self.lanes);
         let heads = inputs.problem.dims.heads;
         let size = heads * place.rows * place.columns;
-        let RowBlockBackwardScratch { tiles, d_out, delta, scores, weights, d_scores, dropout, .. } = scratch;
+        let RowBlockBackwardScratch { tiles, d_out, delta, scores, weights, d_scores, path, dropout, .. } = scratch;
         let (scores, weights, d_scores) = (&mut scores[..size], &mut weights[..size], &mut d_scores[..size]);
         inputs.raw_scores(lanes, place, tiles, scores);
         weights.copy_from_slice(scores);
-        inputs.map.forward(&inputs.block(place, &tiles.q_of_map), weights);
+        if let Some(map) = inputs.map() {
+            map.forward(&inputs.block(place, &tiles.q_of_map), weights);
+        }
+        if let Some(of_path) = &mut tiles.path {
+            of_path.add_bias(lanes, inputs, place, weights, path.as_mut());
+        }
         let keys_transposed = &mut tiles.transposed[..];
         let (rows, width, keys) = (&d_out[..], tiles.width, inputs.v);
         inputs.products(lanes, place, RowKeyProduct { rows, width, keys, keys_transposed, out: &mut *d_scores });
-        if let Some(values) = inputs.map.values() {
+        if let Some(values) = inputs.values() {
             let d_out = Strided { values: &d_out[..], stride: tiles.width };
             values.add_products(&inputs.block(place, &tiles.q_of_map), d_out, d_scores);
         }
@@ -345,6 +405,16 @@ impl<L: Lanes> RowBlockBackwardCall<'_, L> {
             let to = unsafe { self.d_q.row(0, at / place.rows, place.first_query + at % place.rows, head_dim) };
             self.lanes.run(ScaleRow { to, factor: self.inputs.problem.scale, from: &d_q[at * tiles.width..] });
             self.lanes.run(AddRow { to, from: &d_q_of_map[at * head_dim..] });
+        }
+    }
+
+    /// Adds the gradient in r of the heads that read one key head.
+    fn add_path_keys(&self, scratch: &mut RowBlockBackwardScratch<L::Number>, place: &RowBlockTile, kv_head: usize) {
+        let (Some(PathGradients { d_keys, .. }), Some(of)) = (&self.d_path, self.inputs.problem.path()) else { return };
+        let (Some(path), Some(backward)) = (&scratch.tiles.path, &mut scratch.path) else { return };
+        let group = self.inputs.problem.dims.heads / self.inputs.problem.dims.kv_heads;
+        for head in kv_head * group..(kv_head + 1) * group {
+            backward.add_d_keys(self.lanes, path, place, head, (d_keys, of.width));
         }
     }
 

@@ -66,6 +66,9 @@ impl<T: Number> SimdKernel<T> for RowBlockForward<'_, T> {
                 scratch.row_sum[rows].fill(row_sum);
             }
             inputs.load_queries(lanes, &place, &mut scratch.tiles);
+            if let Some(path) = &mut scratch.tiles.path {
+                path.begin(lanes, &inputs, &place);
+            }
             for (_, part) in inputs.parts::<L>(&place) {
                 add_part(&inputs, lanes, &part, scratch);
             }
@@ -96,7 +99,12 @@ fn add_part<L: Lanes>(
     let heads = inputs.problem.dims.heads;
     let scores = &mut scores[..heads * place.rows * place.columns];
     inputs.raw_scores(lanes, place, tiles, scores);
-    inputs.map.forward(&inputs.block(place, &tiles.q_of_map), scores);
+    if let Some(map) = inputs.map() {
+        map.forward(&inputs.block(place, &tiles.q_of_map), scores);
+    }
+    if let Some(path) = &mut tiles.path {
+        path.add_bias(lanes, inputs, place, scores, None);
+    }
     inputs.fill_unseen(place, L::Number::NEG_INFINITY, scores);
     for (at, scores) in scores.chunks_exact_mut(place.columns).enumerate() {
         let [now, factor, sum] = lanes.run(OnlineExponentials { scores, row_max: row_max[at] });
@@ -109,7 +117,7 @@ fn add_part<L: Lanes>(
     }
     let (keys_copied, rescale) = (&mut tiles.tile[..], Some(&rescale[..]));
     inputs.add_weighted(lanes, place, WeightedSum { weights: scores, keys: inputs.v, keys_copied, rescale, out });
-    if let Some(values) = inputs.map.values() {
+    if let Some(values) = inputs.values() {
         values.add(
             &inputs.block(place, &tiles.q_of_map),
             scores,

@@ -52,6 +52,30 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+    #[test]
+    fn paths_equal_naive(recipe in recipes(), seed in any::<u64>()) {
+        let case = recipe.case().with_path(1 + seed as usize % 19, seed);
+        if case.path.is_some() {
+            assert_row_block_equals_naive(case);
+        }
+    }
+}
+
+/// Blocks of 128 rows and tiles of 64 keys are whole, odd and one over; windows begin inside of tiles and between them.
+#[test]
+fn paths_in_blocks_equal_the_whole() {
+    for (queries, keys) in [(1, 300), (64, 64), (65, 129), (128, 128), (131, 260)] {
+        for window in [None, Some(1), Some(50), Some(64), Some(200)] {
+            for seed in [40, 41] {
+                let case = Case::with_mask(dims(2, 4, 2, queries, keys, 5), Mask::Causal { window }, 40);
+                assert_row_block_equals_naive(case.softened(seed == 40, true).with_path(8, seed));
+            }
+        }
+    }
+}
+
 /// Blocks of 48 rows, or of 128, are whole, odd and one over; so are tiles of 64 keys.
 #[test]
 fn blocks_equal_the_whole() {
@@ -73,8 +97,11 @@ fn blocks_equal_the_whole() {
 fn what_is_dropped_is_what_the_definition_drops() {
     for (queries, mask) in [(60, Mask::CAUSAL), (1, Mask::CAUSAL), (131, Mask::Bidirectional { window: Some(90) })] {
         for seed in [44, 45] {
-            let case = Case::with_mask(dims(2, 4, 2, queries, 131, 5), mask, 46).mapped(seed).dropped(0.3, 47);
-            assert_row_block_equals_naive(case);
+            let case = Case::with_mask(dims(2, 4, 2, queries, 131, 5), mask, 46).dropped(0.3, 47);
+            assert_row_block_equals_naive(case.clone().mapped(seed));
+            if mask == Mask::CAUSAL {
+                assert_row_block_equals_naive(case.with_path(4, seed));
+            }
         }
     }
 }
@@ -104,6 +131,7 @@ fn threads_do_not_change_a_bit() {
         Case::with_mask(dims(1, 1, 1, 300, 300, 8), Mask::BIDIRECTIONAL, 44).mapped(47),
         Case::with_mask(dims(1, 2, 2, 300, 400, 8), Mask::Causal { window: Some(130) }, 45).mapped(47),
         Case::new(dims(1, 2, 2, 400, 400, 8), 45).mapped(48),
+        Case::new(dims(2, 4, 2, 400, 500, 8), 45).softened(false, true).with_path(8, 48),
     ] {
         for set in InstructionSet::available() {
             let on = |threads| {

@@ -1,7 +1,7 @@
 //! A packed document has the bits that it has alone, in every engine.
 
 use super::PositionCase;
-use super::{Case, Engine, Outcome, RelativeCase, assert_close, assert_gradients_match_differences, dims};
+use super::{Case, Engine, Outcome, PathCase, RelativeCase, assert_close, assert_gradients_match_differences, dims};
 use crate::Number;
 use crate::attention::{
     AttentionGradients, AttentionProblem, AttentionSaved, DocumentSegment, Mask, PackedDocuments, ScoreTransform, View,
@@ -26,13 +26,17 @@ impl<T: Number> Engine<T> for Chosen {
     ) {
         match problem.scores {
             ScoreTransform::Table(_) => tiled::forward_with(self.0, problem, q, k, v, out, lse),
-            ScoreTransform::Mod(_) => row_block::forward_with(self.0, problem, q, k, v, out, lse),
+            ScoreTransform::Mod(_) | ScoreTransform::Path(_) => {
+                row_block::forward_with(self.0, problem, q, k, v, out, lse)
+            }
         }
     }
     fn backward(&self, problem: &AttentionProblem<T>, saved: AttentionSaved<T>, gradients: AttentionGradients<T>) {
         match problem.scores {
             ScoreTransform::Table(_) => tiled::backward_with(self.0, problem, saved, gradients),
-            ScoreTransform::Mod(_) => row_block::backward_with(self.0, problem, saved, gradients),
+            ScoreTransform::Mod(_) | ScoreTransform::Path(_) => {
+                row_block::backward_with(self.0, problem, saved, gradients)
+            }
         }
     }
 }
@@ -64,6 +68,11 @@ impl Case {
             rows: rows(&of.rows, row, heads, [queries, of.rank], first_query, segment.queries),
             ..of
         });
+        let path = self.path.clone().map(|of| PathCase {
+            queries: rows(&of.queries, row, heads, [queries, of.width], first_query, segment.queries),
+            keys: rows(&of.keys, row, heads, [keys, of.width], first_key, segment.keys),
+            ..of
+        });
         Case {
             dims: dims(1, heads, kv_heads, segment.queries, segment.keys, head_dim),
             documents: None,
@@ -80,6 +89,7 @@ impl Case {
                 .map(|sums| rows(sums, row, heads, [keys, head_dim], first_key, segment.keys)),
             positions: self.positions.clone().map(|of| PositionCase { x: gates(&of.x), ..of }),
             relative,
+            path,
             ..self.clone()
         }
     }
@@ -87,7 +97,7 @@ impl Case {
 
 impl Outcome<f64> {
     /// What belongs to a segment, in the order of [`Outcome::own`].
-    fn of_segment(&self, case: &Case, segment: &DocumentSegment) -> [Vec<f64>; 9] {
+    fn of_segment(&self, case: &Case, segment: &DocumentSegment) -> [Vec<f64>; 11] {
         let super::AttentionDims { heads, kv_heads, queries, keys, head_dim, .. } = case.dims;
         let row = segment.row;
         let of_queries = |values: &[f64], width: usize| {
@@ -109,12 +119,17 @@ impl Outcome<f64> {
             } else {
                 rows(&self.d_decay_cumsum, row, heads, [keys, head_dim], segment.first_key, segment.keys)
             },
+            case.path.as_ref().map_or(Vec::new(), |of| of_queries(&self.d_path_queries, of.width)),
+            case.path.as_ref().map_or(Vec::new(), |of| {
+                rows(&self.d_path_keys, row, heads, [keys, of.width], segment.first_key, segment.keys)
+            }),
         ]
     }
 
-    fn own(self) -> [Vec<f64>; 9] {
+    fn own(self) -> [Vec<f64>; 11] {
         let Outcome { out, lse, d_q, d_k, d_v, d_rows, d_gate_cumsum, d_positions, d_decay_cumsum, .. } = self;
-        [out, lse, d_q, d_k, d_v, d_rows, d_gate_cumsum, d_positions, d_decay_cumsum]
+        let [d_path_queries, d_path_keys] = [self.d_path_queries, self.d_path_keys];
+        [out, lse, d_q, d_k, d_v, d_rows, d_gate_cumsum, d_positions, d_decay_cumsum, d_path_queries, d_path_keys]
     }
 
     fn sums(&self) -> [&Vec<f64>; 6] {
@@ -126,7 +141,19 @@ fn bits(values: &[f64]) -> Vec<u64> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-const OWN: [&str; 9] = ["out", "lse", "d_q", "d_k", "d_v", "d_rows", "d_gate_cumsum", "d_positions", "d_decay_cumsum"];
+const OWN: [&str; 11] = [
+    "out",
+    "lse",
+    "d_q",
+    "d_k",
+    "d_v",
+    "d_rows",
+    "d_gate_cumsum",
+    "d_positions",
+    "d_decay_cumsum",
+    "d_path_queries",
+    "d_path_keys",
+];
 
 /// Asserts that each document has the bits it has alone, and that shared gradients are the sums over documents.
 fn assert_packed_equals_alone(case: &Case, epsilon: f64, run: impl Fn(&Case) -> Outcome<f64>) {
@@ -193,6 +220,7 @@ impl PackedRecipe {
             2 => case.gated(self.seed),
             5 | 6 => case.positioned(super::KERNELS[self.seed as usize % 4], self.seed),
             7 => case.fading(self.seed),
+            8 => case.with_path(1 + self.seed as usize % 17, self.seed),
             3 => case.with_relative(1 + self.seed as usize % 17, 1 + self.seed as usize % 230, self.seed),
             _ => case.mapped(self.seed),
         }
@@ -208,7 +236,7 @@ fn packed_recipes() -> impl Strategy<Value = PackedRecipe> {
     let rows = vec(vec(length, 0..5), 1..3);
     let last = prop_oneof![3 => Just(None), 1 => (1usize..200).prop_map(Some)];
     let sizes = (rows, 0usize..4, last, 1usize..3);
-    (sizes, masks, 0usize..8, any::<[bool; 2]>(), any::<u64>()).prop_map(|(sizes, mask, kind, options, seed)| {
+    (sizes, masks, 0usize..9, any::<[bool; 2]>(), any::<u64>()).prop_map(|(sizes, mask, kind, options, seed)| {
         let (rows, padding, last_queries, group) = sizes;
         let [softened, packed] = options;
         PackedRecipe { rows, padding, last_queries, group, mask, kind, softened, packed, seed }
@@ -287,7 +315,7 @@ fn padding_after_one_document_is_a_length() {
 }
 
 /// Positions of the padding change which rows share a block, so roundings differ.
-fn assert_close_values(got: &[Vec<f64>; 9], want: &[Vec<f64>; 9]) {
+fn assert_close_values(got: &[Vec<f64>; 11], want: &[Vec<f64>; 11]) {
     for ((name, got), want) in OWN.iter().zip(got).zip(want) {
         let largest = want.iter().fold(1.0f64, |largest, value| largest.max(value.abs()));
         for (got, want) in got.iter().zip(want) {
@@ -336,6 +364,7 @@ fn bits_do_not_depend_on_the_number_of_threads() {
         packed(&rows, 510, Mask::CAUSAL, 7).with_relative(5, 120, 9),
         packed(&rows, 510, Mask::CAUSAL, 7).fading(12),
         packed(&rows, 510, Mask::CAUSAL, 7).mapped(10),
+        packed(&rows, 510, Mask::CAUSAL, 7).with_path(5, 10),
         packed(&rows, 510, Mask::CAUSAL, 7).mapped(11),
     ] {
         let run = |threads: usize| {
@@ -357,6 +386,7 @@ fn packed_gradients_match_central_differences() {
         assert_gradients_match_differences(&case.clone().softened(false, true).with_relative(2, 3, 14));
         assert_gradients_match_differences(&case.clone().softened(true, true).gated(15));
         assert_gradients_match_differences(&case.clone().softened(true, true).mapped(12));
+        assert_gradients_match_differences(&case.clone().softened(true, true).with_path(3, 14));
         assert_gradients_match_differences(&case.mapped(13));
     }
 }

@@ -68,6 +68,7 @@ impl<R: Number> SimdKernel<R> for TiledBackward<'_, R> {
             d_decay_cumsum,
             mut d_positions,
             d_relative,
+            d_path: _,
         } = gradients;
         sinks::backward(problem, &saved, d_sinks);
         let distances = problem.offsets(|alone| heads * distances(alone));

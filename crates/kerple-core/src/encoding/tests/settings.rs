@@ -72,6 +72,10 @@ fn unknown_and_ill_typed_keys_are_refused() {
         (r#"{"kind":"selective_rope","randomized":64}"#, "`randomized`: `selective_rope` cannot be randomized"),
         (r#"{"kind":"rotary_positions","step_max":1}"#, "`step_max`: 1 is out of range, it must be above 1"),
         (r#"{"kind":"rotary_positions","step":"exp","step_min":0.1}"#, "`step_min`: has no effect"),
+        (r#"{"kind":"grape_ap","features":0}"#, "`features`: 0 is out of range"),
+        (r#"{"kind":"grape_ap","features":7}"#, "`features`: 7 is out of range, it must be even"),
+        (r#"{"kind":"grape_ap","window":8,"sink_tokens":4}"#, "`sink_tokens`: `grape_ap` sums a bias over all tokens"),
+        (r#"{"kind":"grape_ap","reach":8}"#, "`reach`: `grape_ap` measures distances by the content"),
         (r#"{"kind":"inkling","rank":0}"#, "`rank`: 0 is out of range"),
         (r#"{"kind":"inkling","reach":0}"#, "`reach`: 0 is out of range"),
         (r#"{"kind":"inkling","log_scale":{"floor":0,"alpha":0.1}}"#, "`log_scale`: floor = 0 is out of range"),
@@ -222,6 +226,7 @@ fn variants() -> Vec<Encoding> {
         ("selective_rope", &[r#""rank":4"#, r#""base":500"#, r#""bias":false"#, r#""gate":true"#, r#""decay":true"#]),
         ("selective_rope", &[r#""decay":true,"scalar_gate":true"#]),
         ("rotary_positions", &[r#""base":500"#, r#""step":"softplus""#, r#""step_max":3.5"#, r#""step_min":0.5"#]),
+        ("grape_ap", &[r#""features":4"#, r#""relative":true"#]),
         ("inkling", &[r#""rank":4"#, r#""reach":9"#, r#""log_scale":{"floor":8,"alpha":0.1}"#]),
         ("bam", &[r#""alpha":1"#, r#""beta":[0,1]"#, r#""theta_mu":0"#, r#""theta_mu":0.5"#]),
         ("rotary", &[r#""randomized":64"#, r#""randomized":640"#]),
@@ -391,6 +396,7 @@ fn a_form_enters_where_its_method_says() {
                 scalar: rotation.decay.is_some_and(|decay| decay.scalar),
             },
             EncodingForm::RelativeBias(_) => Injection::RelativeBias,
+            EncodingForm::PathBias(_) => Injection::PathBias,
             EncodingForm::Code(_) => Injection::Code,
         };
         assert_eq!(encoding.entry(), made, "{}", encoding.label());

@@ -10,12 +10,14 @@ use kerple_burn::implementation::Impl;
 use kerple_burn::ops::attention::{default_scale, rotated};
 use kerple_burn::positional_encoding::PositionalEncoding;
 use kerple_core::attention::{
-    self, AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, PositionGradients, RelativeBias,
-    RelativeGradients, ScoreTable, ScoreTransform, Strides, View, ViewMut, naive,
+    self, AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, PathBias, PathGradients,
+    PositionGradients, RelativeBias, RelativeGradients, ScoreTable, ScoreTransform, Strides, View, ViewMut, naive,
 };
 use kerple_core::encoding::{Encoding, Geometry, Method};
 use kerple_core::encoding::{EncodingForm, ScoreModForm};
-use kerple_core::forms::{ContentRotation, LearnedPositions, PositionKernel, RowProfiles, Sides, Strided};
+use kerple_core::forms::{
+    ContentRotation, LearnedPositions, PathFeatures, PositionKernel, RowProfiles, Sides, Strided,
+};
 use kerple_core::ops::gate_cumsum;
 use kerple_core::score_mods::{ScoreModExtent, ScoreModSpec};
 use std::time::Instant;
@@ -39,6 +41,7 @@ struct TimedAttention {
     /// Of learned positions, which the cumulative gates then are.
     kernel: Option<TimedKernel>,
     relative: Option<TimedRelative>,
+    path: Option<TimedPath>,
     /// Cumulative gates of features, and room for their gradient.
     decays: Option<[Vec<f64>; 2]>,
     out: Vec<f32>,
@@ -66,6 +69,14 @@ struct TimedRelative {
     d_profiles: Vec<f32>,
 }
 
+/// A bias over paths, features of queries and of keys, and room for their gradients.
+struct TimedPath {
+    width: usize,
+    slopes: Vec<f64>,
+    features: [Vec<f32>; 2],
+    d_features: [Vec<f32>; 2],
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum CpuAttention {
     Naive,
@@ -83,6 +94,18 @@ impl TimedRelative {
             RelativeBias { rows, profiles, rank: *rank, reach: *reach },
             RelativeGradients { d_rows: ViewMut::new(d_rows, strides), d_profiles },
         )
+    }
+}
+
+impl TimedPath {
+    /// What the engine reads and what it writes.
+    fn parts(&mut self, dims: &AttentionDims) -> (PathBias<'_, f32>, PathGradients<'_, f32>) {
+        let TimedPath { width, slopes, features, d_features } = self;
+        let head = dims.keys * *width;
+        let strides = Strides { batch: dims.heads * head, head, row: *width };
+        let [queries, keys] = features.each_ref().map(|data| View { data: &data[..], strides });
+        let [d_queries, d_keys] = d_features.each_mut().map(|data| ViewMut::new(data, strides));
+        (PathBias { queries, keys, width: *width, slopes }, PathGradients { d_queries, d_keys })
     }
 }
 
@@ -106,6 +129,7 @@ impl TimedAttention {
             clocks: None,
             kernel: None,
             relative: None,
+            path: None,
             decays: None,
             out: vec![0.0; elements],
             lse: vec![0.0; batch * heads * length],
@@ -163,6 +187,11 @@ impl TimedAttention {
                     ..plain
                 }
             }
+            EncodingForm::PathBias(PathFeatures { width, slopes, .. }) => {
+                let features = [9, 10].map(|seed| noise(sizes.batch * length * sizes.heads * width, seed));
+                let path = Some(TimedPath { width, slopes, d_features: features.clone(), features });
+                TimedAttention { path, ..plain }
+            }
             EncodingForm::ScoreMod(ScoreModForm { map, table, own, .. }) => {
                 let tables = [table.bias, table.weight].into_iter().flatten();
                 let extent =
@@ -185,6 +214,7 @@ impl TimedAttention {
             clocks,
             kernel,
             relative,
+            path,
             decays,
             out,
             lse,
@@ -196,15 +226,17 @@ impl TimedAttention {
         let (kernel, d_parameters) =
             kernel.as_mut().map(|of| ((of.kernel, &of.parameters[..]), &mut of.d_parameters[..])).unzip();
         let (relative, d_relative) = relative.as_mut().map(|of| of.parts(dims)).unzip();
+        let (path, d_path) = path.as_mut().map(|of| of.parts(dims)).unzip();
         let strides = *strides;
         let (decays, d_decays) =
             decays.as_mut().map(|[sums, d_sums]| (View { data: &sums[..], strides }, d_sums)).unzip();
         let extent = ScoreModExtent { sides: Sides::OneSided, len: dims.keys, scale: default_scale(dims.head_dim) };
         let map = map.as_ref().map(|(map, values)| map.over(values, extent));
         let problem = AttentionProblem {
-            scores: match &map {
-                Some(map) => ScoreTransform::Mod(&**map),
-                None => {
+            scores: match (&map, path) {
+                (Some(map), _) => ScoreTransform::Mod(&**map),
+                (None, Some(path)) => ScoreTransform::Path(path),
+                (None, None) => {
                     let (bias, feature_decay, len) = (bias.as_deref(), feature_decay.as_deref(), dims.keys);
                     let clocks = clocks.as_deref().map(|values| Strided { values, stride: len });
                     let positions = kernel.zip(clocks).map(|((kernel, parameters), positions)| LearnedPositions {
@@ -251,6 +283,7 @@ impl TimedAttention {
                 d_decay_cumsum: d_decays.map(|d_sums| &mut d_sums[..]),
                 d_positions,
                 d_relative,
+                d_path,
             };
             let run = if engine == CpuAttention::Tiled { attention::backward } else { naive::backward };
             run(&problem, saved, gradients);
@@ -268,7 +301,8 @@ impl TimedAttention {
             .chain(decays)
             .map(|values| values.iter().map(|value| *value as f32).collect());
         let relative = self.relative.iter().flat_map(|of| [&of.d_rows, &of.d_profiles]);
-        let tables = self.d_bias.iter().chain(&self.d_map).chain(relative).cloned();
+        let paths = self.path.iter().flat_map(|of| &of.d_features);
+        let tables = self.d_bias.iter().chain(&self.d_map).chain(relative).chain(paths).cloned();
         [self.out.clone()].into_iter().chain(self.d.iter().cloned()).chain(tables).chain(clocks).collect()
     }
 }
