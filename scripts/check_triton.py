@@ -630,7 +630,7 @@ def arguments(kernels, number, terms):
     rows = kernels.Rows("*" + number, "i32", "i32", "i32")
     numbers = kernels.Terms(0.125 if of_f64 else "fp32", full(5.0 if of_f64 else "fp32"), full(acc), biased(acc), "i32", full("*fp64"))
     relative = kernels.Relative(of_rows(acc), "i32", "i32", "i32", of_rows(acc), "i32", "i32")
-    learned = kernels.Learned(placed("*fp64"), placed(acc))
+    learned = kernels.Learned(placed("*fp64"), placed(acc), placed("i32"))
     given = dict(sizes=kernels.Sizes(*["i32"] * 4), terms=numbers, relative=relative, learned=learned, mask=kernels.Mask(masked("i32"), *[masked("*i32")] * 4))
     given |= dict.fromkeys(("q", "k", "v", "out", "d_out", "d_q", "d_k", "d_v"), rows)
     given |= dict.fromkeys(("lse", "delta", "sinks", "partial", "total", "parts_lse"), acc)
@@ -655,7 +655,7 @@ def compiled(name, shape, tile, rank=16, kernel_of=("spline", 17)):
     given |= {"splits": 1} if name == "forward" else {"out": given["parts"]} if name == "decode" else {}
     rank = rank if shape.terms.startswith("rows") else 0
     of_positions, numbers = kernel_of if shape.terms.startswith("positions") else ("", 0)
-    options = dict(KERNEL=of_positions, P=numbers, D=shape.features, WIDTH=shape.features, RANK=rank, RANKS=_gpu._width(rank), OF_ROWS=_gpu.OF_ROWS_OF_HALF if shape.bits == 16 else "ieee", M=tile.rows, N=tile.keys, T=tile.rows, TOGETHER=4 if name == "decode" else 1,
+    options = dict(KERNEL=of_positions, D=shape.features, WIDTH=shape.features, RANK=rank, RANKS=_gpu._width(rank), OF_ROWS=_gpu.OF_ROWS_OF_HALF if shape.bits == 16 else "ieee", M=tile.rows, N=tile.keys, T=tile.rows, TOGETHER=4 if name == "decode" else 1,
                    CAUSAL=True, PRECISION="ieee", C=_gpu.FOLD, S=_gpu.MERGE if name == "merge" else max(4, 1 << (numbers - 1).bit_length()))  # fmt: skip
     signature, constants, hints = {}, {}, {}
 

@@ -497,8 +497,9 @@ class _Call:
     @property
     def learned(self):
         """Learned positions and their kernel as a pass reads them, or nothing."""
-        of_kernel = None if self.x is None else self.parameters.to(self.number)
-        return self.kernels.Learned(self.x, of_kernel)
+        if self.x is None:
+            return self.kernels.Learned(None, None, 0)
+        return self.kernels.Learned(self.x, self.parameters.to(self.number), self.parameters.shape[1])
 
     @property
     def sums(self) -> int:
@@ -525,7 +526,7 @@ class _Call:
         precision = _precision if self.q.dtype == torch.float32 else "ieee"
         return dict(
             D=self.features, WIDTH=_width(self.features), RANK=rank, RANKS=_width(rank), KERNEL=self.position_kernel,
-            P=0 if self.x is None else self.parameters.shape[1], CAUSAL=self.causal, PRECISION=precision,
+            CAUSAL=self.causal, PRECISION=precision,
             OF_ROWS=OF_ROWS_OF_HALF if self.q.dtype in _HALF else precision, **_compiled(tile.warps),
         )  # fmt: skip
 

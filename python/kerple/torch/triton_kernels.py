@@ -51,7 +51,7 @@ def _normalized(acc, row_max, row_sum):
 @triton.jit
 def forward(
     q, k, v, out, lse, sinks, splits, sizes, terms, mask, dropout, relative, learned,
-    D: tl.constexpr, WIDTH: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, KERNEL: tl.constexpr, P: tl.constexpr,
+    D: tl.constexpr, WIDTH: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, KERNEL: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, TOGETHER: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, OF_ROWS: tl.constexpr,
 ):  # fmt: skip
     """Output and lse of M rows, of ``B splits H Q / M`` programs.
@@ -98,7 +98,7 @@ def forward(
                 z += _of_distances(near, far, offset)
         if learned.x is not None:
             u = tl.abs(_between(learned.x, x, bh, n, N, sizes.keys, False, ACC))
-            z += _kernel(u, learned, of, KERNEL, P)[0]
+            z += _kernel(u, learned, of, KERNEL)[0]
         p, rescale, row_max, row_sum = _add_to_softmax(z, row_max, row_sum)
         if dropout.seed is not None:  # not while decoding, where rows are queries of several heads
             p = tl.where(_kept(dropout, bh, m, n, M, N, False), p, 0.0)
@@ -148,7 +148,7 @@ def _add_diagonals(partial, columns, distance, x, CAUSAL: tl.constexpr, T: tl.co
 def backward_dq(
     q, k, v, out, d_out, d_q, lse, delta, d_row_clocks, partial_bias, partial_weight, d_rows, partial_profiles,
     d_row_positions, partial_parameters, columns, items, splits, sizes, terms, mask, dropout, relative, learned,
-    D: tl.constexpr, WIDTH: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, KERNEL: tl.constexpr, P: tl.constexpr, S: tl.constexpr,
+    D: tl.constexpr, WIDTH: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, KERNEL: tl.constexpr, S: tl.constexpr,
     T: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, OF_ROWS: tl.constexpr,
 ):  # fmt: skip
     """dq, delta, dr, sums over rows for learned positions, and the gradients of tables, profiles and a kernel's parameters
@@ -203,7 +203,7 @@ def backward_dq(
                     z += _of_distances(near, far, offset)
             if learned.x is not None:
                 u = tl.abs(_between(learned.x, x, bh, n, T, sizes.keys, False, ACC))
-                k_of_u, rate, ln_u = _kernel(u, learned, h, KERNEL, P)
+                k_of_u, rate, ln_u = _kernel(u, learned, h, KERNEL)
                 z += k_of_u
             p = tl.exp2((z - row_lse[:, None]) * _LOG2E)
             dp = _dot(do_tile, tl.trans(_load(v, b, g, n, sizes.keys, D, T, WIDTH)), PRECISION, ACC)
@@ -214,7 +214,7 @@ def backward_dq(
                 acc_clocks += tl.sum(dz * sign, 1)
             if partial_parameters is not None:
                 acc_positions += tl.sum(dz * rate * sign, 1)
-                acc_parameters = _add_parameters(acc_parameters, dz, u, k_of_u, rate, ln_u, KERNEL, P)
+                acc_parameters = _add_parameters(acc_parameters, dz, u, k_of_u, rate, ln_u, learned, KERNEL)
             if partial_bias is not None:
                 _add_diagonals(partial_bias, columns, e * T, dz, CAUSAL, T)
             if partial_weight is not None:
@@ -257,7 +257,7 @@ def fold(partial, total, columns, total_columns, splits, CAUSAL: tl.constexpr, C
 @triton.jit
 def backward_dkv(
     q, k, v, d_out, d_k, d_v, lse, delta, d_clocks, d_positions, sizes, terms, mask, dropout, relative, learned,
-    D: tl.constexpr, WIDTH: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, KERNEL: tl.constexpr, P: tl.constexpr, T: tl.constexpr,
+    D: tl.constexpr, WIDTH: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, KERNEL: tl.constexpr, T: tl.constexpr,
     CAUSAL: tl.constexpr, PRECISION: tl.constexpr, OF_ROWS: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of T keys of one key head, and d_clocks and d_positions but for the sums over rows, of ``B G K / T``
@@ -295,7 +295,7 @@ def backward_dkv(
                     z += _of_distances_transposed(_block(r_tile, relative, first - n, RANK, T, True, OF_ROWS, ACC), far)
             if learned.x is not None:
                 u = tl.abs(_between(learned.x, x, bh, first, T, sizes.keys, True, ACC))
-                k_of_u, rate, _ = _kernel(u, learned, h, KERNEL, P)
+                k_of_u, rate, _ = _kernel(u, learned, h, KERNEL)
                 z += k_of_u
             row = tl.cast(bh, tl.int64) * sizes.queries + rows
             row_lse = tl.load(lse + row, mask=rows < sizes.queries, other=_INF)
