@@ -197,7 +197,7 @@ def test_operation(kernel):
     q, k, v = qkv(6, 9, heads=4)
     positions, parameters = learned(kernel, 9, 4)
     beside = (None,) * 7
-    given = (q, k, v, *beside, positions, parameters, *[None] * 4, "", 0.4, True, 7, 3.0, 0.0, kernel)
+    given = (q, k, v, *beside, positions, parameters, *[None] * 4, "", 0.4, True, 7, None, 3.0, 0.0, kernel)
     registry.opcheck(torch.ops.kerple.attention.default, given)
     leaves = (q, k, v, positions, parameters)
     run = lambda q, k, v, x, p: attention(q, k, v, positions=x, position_kernel=(kernel, p))  # noqa: E731
@@ -255,10 +255,10 @@ def test_refusals_of_the_engine():
         with pytest.raises(ValueError, match=r"without causal=True they do not support padding before the keys \(key_starts\)"):
             attention(*qkv(), **without(causal=False, key_starts=[0, 2]))
         with pytest.raises(ValueError, match="or none of the three"):
-            call(*(x.detach() for x in qkv()), *[None] * 13, "", 0.4, True, None, None, 0.0, "log")
+            call(*(x.detach() for x in qkv()), *[None] * 13, "", 0.4, True, None, None, None, 0.0, "log")
         with pytest.raises(ValueError, match="exclude each other"):  # the operation itself
             positions, parameters = (x.detach() for x in learned("log"))
-            call(*(x.detach() for x in qkv()), *[None] * 5, *ROWS, positions, parameters, *[None] * 4, "", 0.4, True, None, None, 0.0, "log")
+            call(*(x.detach() for x in qkv()), *[None] * 5, *ROWS, positions, parameters, *[None] * 4, "", 0.4, True, None, None, None, 0.0, "log")
     with pytest.raises(ValueError, match="12 queries exceed the 9 keys, which alone have positions"):
         attention(*qkv(12, 9), **without())
     assert attention(*qkv(), **without(position_kernel=("spline", torch.zeros(2, 3)))).isfinite().all()

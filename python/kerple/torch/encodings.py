@@ -38,7 +38,7 @@ class Encoding(nn.Module):
         layer: gives each layer other initial values, in a model whose layers do not share the
             encoding.
         dtype: type of the parameters.
-        keys: keys of the method, such as ``max_distance`` of T5, and ``window`` and ``scale`` of
+        keys: keys of the method, such as ``max_distance`` of T5, and ``window``, ``sink_tokens`` and ``scale`` of
             all methods. ``reach`` ends a bias: it is 0 for keys at that distance and beyond.
 
     Raises:
@@ -74,7 +74,7 @@ class Encoding(nn.Module):
             )
         self.kind, self.heads, self.head_dim = kind, heads, head_dim
         self.d_model = heads * head_dim if d_model is None else d_model
-        self.window = native.window
+        self.window, self.sink_tokens = native.window, native.sink_tokens
         self._entry, self._tables, self._own = native.entry, native.tables, native.own
         self._projected = native.projected
         self._key = encoding_key(native.keys, heads, head_dim, train_len, d_model)
@@ -393,7 +393,7 @@ class Encoding(nn.Module):
             q = q + self.u.to(dtype)[:, None]
         out = attend(
             q, k, v, bias, weight, sinks, numbers, gates, key_starts, key_lengths, documents,
-            self._in_engine, scale, causal, self.window, softcap, key_ends, relative, (dropout_p, dropout_seed),
+            self._in_engine, scale, causal, self.window, self.sink_tokens, softcap, key_ends, relative, (dropout_p, dropout_seed),
             positions, kernel,
         )  # fmt: skip
         return out.to(of)
