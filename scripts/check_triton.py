@@ -6,8 +6,8 @@
 
 `numbers` runs the kernels on CPU tensors through Triton's interpreter: the conformance suite, reference values, many settings against
 dense attention in f64 with autograd, the same bits when a call is repeated or its programs run in reverse order, and what PyTorch asks
-of an operation. `code` compiles every configuration that the package launches for GPUs that need not be there, and reads the machine
-code: registers, no spills, no atomic instructions on memory, products by matrix units.
+of an operation. `code` compiles every tile that the package launches, with all that its kind of call may have, for GPUs that need not be there, and
+reads the machine code: registers, no spills, no atomic instructions on memory, products by matrix units.
 """
 
 import builtins, concurrent.futures, contextlib, json, math, os, re, subprocess, sys, tempfile, time
@@ -748,9 +748,9 @@ SHARED = {"sm": 99 << 10, "gf": 64 << 10}
 
 
 #: The most instructions that move spilled registers, as Triton 3.9 compiles, where no tile without them was found: bits, features and
-#: a part of the terms. The learned positions are a spline of 16 knots, which has the most parameters.
-KNOWN_SPILLS = [(32, 256, "", 576), (64, 64, "", 16), (64, 64, "positions", 192), (32, 128, "seldom", 256), (32, 128, "rows", 64),
-                (16, 256, "positions", 8)]  # fmt: skip
+#: a part of the terms. The learned positions are a spline, whose number of knots is an argument, with sums for up to 31.
+KNOWN_SPILLS = [(32, 256, "", 576), (64, 64, "", 16), (64, 64, "positions", 39), (32, 128, "seldom", 256), (32, 128, "rows", 64),
+                (16, 256, "rows, all, seldom", 2), (64, 64, "rows, all, seldom", 36)]  # fmt: skip
 
 
 def known_spills(shape):

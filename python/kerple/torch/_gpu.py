@@ -40,19 +40,24 @@ class Tiles(NamedTuple):
     decode: Tile
 
 
-def _decode_tile(bits: int, features: int) -> Tile:
+def _decode_tile(arch: str, bits: int, features: int) -> Tile:
     """As few rows as matrix units take, and 8 KiB of keys: registers for many programs at once, since decoding reads."""
-    return Tile(16, max(16, min(128, (64 << 10) // (features * bits))), 4)
+    return Tile(16, max(16, min(128, (64 << 10) // (features * bits))), _most_warps(arch))
+
+
+def _most_warps(arch: str) -> int:
+    """Of a small tile, whose registers they share out: AMD's have twice as many threads."""
+    return 4 if arch.startswith("gfx") else 8
 
 
 def _few_registers(arch: str, bits: int, features: int) -> Tiles:
     """Small tiles for what is seldom, a relative bias or learned positions in full precision or beside tables, gates and softcaps:
     larger ones spill.
     """
-    warps = 4 if arch.startswith("gfx") else 8
+    warps = _most_warps(arch)
     small = Tile(16, 16, warps)
     if bits == 16:
-        return Tiles(Tile(32, 32, warps), small, small, _decode_tile(bits, features))
+        return Tiles(Tile(32, 32, warps), small, small, _decode_tile(arch, bits, features))
     return Tiles(small, small, small, small)
 
 
@@ -93,12 +98,12 @@ TERMS = _PLAIN, _FULL, _OF_ROWS, _ALL, _SELDOM, _OF_POSITIONS, _POSITIONS_AND_AL
 #: Most features of a row that a relative bias is computed from. With more than 16 kernels spill.
 MOST_RANK = 64
 #: Every configuration that is launched, and that `scripts/check_triton.py code` compiles: none of half
-#: precision spills. Float32 with more than 128 features, with a relative bias beside all else at 128, and float64 do; no tile was
+#: precision spills but that of a relative bias and all else on sm_80 with 256 features. Float32 with more than 128 features, with a relative bias beside all else at 128, and float64 do; no tile was
 #: found that does not.
 #: Rows, keys and warps of the passes forward, dq and dkv. Tiles of the backward are square, since sums
 #: along diagonals need it.
 TILES = {
-    Shape(arch, bits, features, terms): Tiles(*(Tile(*tile) for tile in tiles), _decode_tile(bits, features))
+    Shape(arch, bits, features, terms): Tiles(*(Tile(*tile) for tile in tiles), _decode_tile(arch, bits, features))
     for (arch, bits), shapes in {
         ("sm_80", 16): {
             (64, _PLAIN): ((64, 64, 4), (32, 32, 4), (32, 32, 4)),
@@ -110,7 +115,7 @@ TILES = {
             (256, _PLAIN): ((32, 32, 8), (32, 32, 8), (32, 32, 8)),
             (256, _FULL): ((32, 32, 8), (32, 32, 8), (32, 32, 8)),
             (256, _OF_ROWS): ((32, 64, 8), (16, 16, 4), (32, 32, 8)),
-            (64, _OF_POSITIONS): ((64, 64, 4), (32, 32, 8), (32, 32, 8)),
+            (64, _OF_POSITIONS): ((64, 64, 8), (32, 32, 8), (32, 32, 8)),
             (128, _OF_POSITIONS): ((64, 64, 8), (32, 32, 8), (32, 32, 8)),
             (256, _OF_POSITIONS): ((64, 32, 8), (32, 32, 8), (16, 16, 8)),
         },
@@ -124,7 +129,7 @@ TILES = {
             (256, _PLAIN): ((32, 32, 4), (32, 32, 8), (32, 32, 8)),
             (256, _FULL): ((32, 32, 8), (32, 32, 8), (32, 32, 8)),
             (256, _OF_ROWS): ((32, 64, 8), (16, 16, 4), (32, 32, 8)),
-            (64, _OF_POSITIONS): ((64, 64, 4), (32, 32, 8), (32, 32, 4)),
+            (64, _OF_POSITIONS): ((64, 64, 8), (32, 32, 8), (32, 32, 4)),
             (128, _OF_POSITIONS): ((64, 64, 8), (32, 32, 8), (32, 32, 8)),
             (256, _OF_POSITIONS): ((32, 32, 4), (16, 16, 8), (32, 32, 8)),
         },
@@ -167,7 +172,7 @@ TILES = {
         ("sm_90", 32): {
             (64, _PLAIN): ((32, 32, 8), (32, 32, 8), (32, 32, 8)),
             (64, _FULL): ((32, 32, 8), (16, 16, 4), (32, 32, 8)),
-            (128, _PLAIN): ((32, 32, 8), (16, 16, 8), (16, 16, 8)),
+            (128, _PLAIN): ((32, 32, 4), (16, 16, 8), (16, 16, 8)),
             (128, _FULL): ((32, 32, 8), (16, 16, 8), (16, 16, 8)),
             (256, _PLAIN): ((16, 16, 8), (16, 16, 8), (16, 16, 8)),
             (256, _FULL): ((16, 16, 8), (16, 16, 8), (16, 16, 8)),
@@ -206,12 +211,10 @@ TILES = {
 #: Passes that spill in the tile of :data:`_FULL` once weights are dropped as well or first tokens are seen, and the tile that
 #: they have then. In backward_dkv of float32 with 128 features NVIDIA's spill in every tile.
 _TILES_OF_SELDOM = {
-    ("sm_80", 16, 64): dict(decode=(16, 64, 8)), ("sm_90", 16, 64): dict(decode=(16, 64, 8)),
-    ("sm_80", 32, 128): dict(decode=(16, 16, 8)),
     ("sm_80", 16, 256): dict(dq=(16, 16, 4), dkv=(16, 16, 4)), ("sm_80", 32, 64): dict(dq=(16, 16, 4), dkv=(16, 16, 8)),
     ("sm_90", 16, 128): dict(forward=(64, 32, 8), dq=(32, 32, 8), dkv=(32, 32, 8)), ("sm_90", 16, 256): dict(dq=(16, 16, 8), dkv=(16, 16, 4)),
     ("sm_90", 32, 64): dict(forward=(16, 16, 8), dkv=(16, 16, 4)), ("sm_90", 32, 128): dict(dkv=(16, 16, 16)),
-    ("sm_100", 16, 64): dict(forward=(64, 32, 8), decode=(16, 64, 8)), ("sm_100", 16, 128): dict(dq=(32, 32, 8), dkv=(32, 32, 8)),
+    ("sm_100", 16, 64): dict(forward=(64, 32, 8)), ("sm_100", 16, 128): dict(dq=(32, 32, 8), dkv=(32, 32, 8)),
     ("sm_100", 16, 256): dict(dkv=(16, 16, 4), decode=(16, 16, 16)), ("sm_100", 32, 64): dict(forward=(16, 16, 8), dq=(16, 16, 4)),
     ("gfx942", 16, 256): dict(dq=(16, 16, 4)),
 }  # fmt: skip
@@ -220,6 +223,14 @@ TILES |= {
     for shape, tiles in TILES.items()
     if shape.terms == _FULL
 }
+
+#: Other passes that spill in the tile of their kind, and their own.
+_OWN_TILES = {
+    Shape("sm_100", 16, 128, _SELDOM): dict(decode=(16, 32, 4)), Shape("sm_80", 16, 128, _POSITIONS_AND_ALL): dict(decode=(16, 32, 4)),
+    Shape("sm_90", 16, 256, _POSITIONS_AND_ALL): dict(decode=(16, 16, 16)), Shape("sm_100", 16, 256, _POSITIONS_AND_ALL): dict(dkv=(16, 16, 16), decode=(16, 16, 4)),
+    Shape("sm_90", 16, 256, _ALL): dict(forward=(16, 32, 8)),
+}  # fmt: skip
+TILES |= {shape: TILES[shape]._replace(**{name: Tile(*tile) for name, tile in own.items()}) for shape, own in _OWN_TILES.items()}
 
 #: The interpreter's own, small so that tests cross their borders.
 _INTERPRETED = Tiles(*[Tile(32, 32, 4)] * 3, Tile(16, 16, 4))
