@@ -24,6 +24,13 @@ from ._ops import encoding, encoding_key, table
 from ._positions import positions_of_logits, spline_parameters
 
 
+#: What encodings do that enter in these places.
+_NOT_IN_TORCH = {
+    "feature_gates": "gates every feature of queries and keys",
+    "content_rotation": "rotates queries and keys by angles that rows set",
+}
+
+
 class Encoding(nn.Module):
     """Attention with a positional method; ``kerple describe`` lists the kinds.
 
@@ -67,11 +74,9 @@ class Encoding(nn.Module):
         if not _linear and native.entry in ("embeddings", "code"):
             where = "the embeddings" if native.entry == "embeddings" else "linear attention, see LinearAttention"
             raise ValueError(f"kind = {kind!r} enters {where}, not the scores of attention")
-        if native.entry == "feature_gates":
-            raise ValueError(
-                f"kind = {kind!r} gates every feature of queries and keys, which kerple.torch does not compute; "
-                "`kerple train` does"
-            )
+        if native.entry in _NOT_IN_TORCH:
+            what = _NOT_IN_TORCH[native.entry]
+            raise ValueError(f"kind = {kind!r} {what}, which kerple.torch does not compute; `kerple train` does")
         self.kind, self.heads, self.head_dim = kind, heads, head_dim
         self.d_model = heads * head_dim if d_model is None else d_model
         self.window, self.sink_tokens = native.window, native.sink_tokens
