@@ -2,12 +2,12 @@
 """The attention kernels for GPUs, examined without one.
 
     TRITON_INTERPRET=1 python3 scripts/check_triton.py numbers [PART ...]
-    python3 scripts/check_triton.py code [positions] [ARCH ...]
+    python3 scripts/check_triton.py code [ARCH ...]
 
 `numbers` runs the kernels on CPU tensors through Triton's interpreter: the conformance suite, reference values, many settings against
 dense attention in f64 with autograd, the same bits when a call is repeated or its programs run in reverse order, and what PyTorch asks
-of an operation. `code` compiles every configuration that the package launches for GPUs that need not be there, and reads the machine
-code: registers, no spills, no atomic instructions on memory, products by matrix units.
+of an operation. `code` compiles every tile that the package launches, with all that its kind of call may have, for GPUs that need not be there, and
+reads the machine code: registers, no spills, no atomic instructions on memory, products by matrix units.
 """
 
 import builtins, concurrent.futures, contextlib, json, math, os, re, subprocess, sys, tempfile, time
@@ -24,7 +24,7 @@ ALLOWED = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2, torc
 # numbers
 
 
-def dense(q, k, v, bias, weight, gates, sinks, rows, profiles, positions, parameters, starts, ends, causal, window, softcap, kernel="", factors=1.0):
+def dense(q, k, v, bias, weight, gates, sinks, rows, profiles, positions, parameters, starts, ends, causal, window, softcap, sink_tokens=None, kernel="", factors=1.0):
     """Attention by its definition, in f64."""
     (_, heads, queries, features), (_, kv_heads, keys, _) = q.shape, k.shape
     k, v = (x.repeat_interleave(heads // kv_heads, 1) for x in (k, v))
@@ -55,9 +55,12 @@ def dense(q, k, v, bias, weight, gates, sinks, rows, profiles, positions, parame
         u = positions[:, :, i[:, 0]][..., None] - positions[:, :, None, :]
         s = s + price(kernel, parameters, torch.where(d >= 0, u, -u).clamp(min=0.0))
     seen = (d >= 0) if causal else torch.ones_like(d, dtype=torch.bool)
-    if window is not None:
-        seen = seen & (d.abs() < window)
     seen = seen[None, None]
+    if window is not None:
+        near = (d.abs() < window)[None, None]
+        if sink_tokens is not None:
+            near = near | (j < (0 if starts is None else starts.view(-1, 1, 1, 1)) + sink_tokens)
+        seen = seen & near
     if starts is not None:
         seen = seen & (j >= starts.view(len(q), 1, -1, 1))
     if ends is not None:
@@ -85,7 +88,7 @@ KERNELS = {"log": 2, "power": 2, "log3": 3, "spline": 5}
 
 
 def setting(B=2, H=2, G=None, Q=45, K=None, D=16, dtype=torch.float32, bias=True, weight=False, gates=False, sinks=False, starts=None,
-            lengths=None, intervals=None, causal=True, window=None, softcap=None, longer=0, far=0.0, relative=None, kernel=None, dropout=None, seed=0):  # fmt: skip
+            lengths=None, intervals=None, causal=True, window=None, sink_tokens=None, softcap=None, longer=0, far=0.0, relative=None, kernel=None, dropout=None, seed=0):  # fmt: skip
     """Tensors and options of a call; ``relative`` is the rank and reach of a bias per row, ``kernel`` that of learned positions, ``dropout``
     a probability.
     """
@@ -106,7 +109,7 @@ def setting(B=2, H=2, G=None, Q=45, K=None, D=16, dtype=torch.float32, bias=True
     steps, parameters = torch.rand(B, H, K, generator=random, dtype=torch.float64), torch.rand(H, KERNELS.get(kernel, 1), generator=random, dtype=torch.float64)
     tensors["positions"], tensors["parameters"] = (far + (0.2 + 1.6 * steps).cumsum(-1), 0.2 + parameters) if kernel else (None, None)
     number = lambda x: None if x is None else torch.tensor(x)
-    options = dict(causal=causal, window=window, softcap=softcap, key_starts=number(starts), key_lengths=number(lengths))
+    options = dict(causal=causal, window=window, sink_tokens=sink_tokens, softcap=softcap, key_starts=number(starts), key_lengths=number(lengths))
     if kernel:
         options |= dict(kernel=kernel)
     if dropout:
@@ -159,7 +162,7 @@ def passes(tensors, options, up):
 
 def errors(tensors, options, up, found):
     leaves = {name: None if x is None else x.double().requires_grad_() for name, x in tensors.items()}
-    given = {key: options[key] for key in ("causal", "window", "softcap", "kernel") if key in options}
+    given = {key: options[key] for key in ("causal", "window", "sink_tokens", "softcap", "kernel") if key in options}
     if options.get("dropout_p"):
         from kerple.torch import dropout_mask
 
@@ -213,6 +216,16 @@ SETTINGS = {
     "dropout, everything": dict(H=4, G=2, weight=True, gates=True, sinks=True, softcap=5.0, starts=[0, 9], lengths=[76, 83], window=37, Q=60, K=83,
                                 relative=(5, 30), dropout=0.2, dtype=torch.float64),
     "dropout, bfloat16": dict(dropout=0.1, H=4, G=2, Q=90, sinks=True, dtype=torch.bfloat16),
+    "first tokens": dict(Q=200, window=37, sink_tokens=4, weight=True, dtype=torch.float64), "first tokens within the window": dict(Q=90, window=80, sink_tokens=40),
+    "first tokens of a tile and more": dict(B=1, Q=230, window=5, sink_tokens=70, H=4, G=2, sinks=True, gates=True, dtype=torch.float64),
+    "all tokens are first": dict(Q=70, window=3, sink_tokens=300), "first tokens, more queries": dict(Q=190, K=140, window=20, sink_tokens=9, dtype=torch.float64),
+    "first tokens after padding": dict(Q=150, K=190, window=30, sink_tokens=5, starts=[0, 43], lengths=[171, 190], gates=True, sinks=True, dtype=torch.float64),
+    "first tokens, rows": dict(B=1, relative=(4, 120), Q=190, window=20, sink_tokens=40, dtype=torch.float64), "first tokens, rows, all within reach": dict(
+        relative=(3, 300), bias=False, Q=170, K=200, window=33, sink_tokens=3, starts=[9, 0]),
+    "first tokens, positions": dict(B=1, kernel="spline", Q=150, window=20, sink_tokens=7, sinks=True, dtype=torch.float64),
+    "first tokens, everything": dict(H=4, G=2, weight=True, gates=True, sinks=True, softcap=5.0, starts=[0, 9], lengths=[136, 143], window=17, sink_tokens=6, Q=130, K=143,
+                                     relative=(5, 90), dropout=0.2, dtype=torch.float64),
+    "first tokens, bfloat16": dict(Q=150, H=4, G=2, window=20, sink_tokens=4, sinks=True, dtype=torch.bfloat16),
     "rows, bfloat16": dict(relative=(16, 70), H=4, G=2, Q=90, dtype=torch.bfloat16), "rows, float16": dict(relative=(5, 70), H=4, G=2, Q=90, dtype=torch.float16),
 }  # fmt: skip
 
@@ -228,6 +241,9 @@ DECODED = {
     "decoding, both directions": dict(Q=4, K=150, causal=False, window=50, D=5, dtype=torch.float64),
     "decoding, both directions, gates": dict(Q=2, K=90, causal=False, gates=True, weight=True, dtype=torch.float64),
     "decoding, bfloat16": dict(B=1, H=8, G=2, Q=1, K=180, sinks=True, dtype=torch.bfloat16),
+    "decoding first tokens": dict(H=4, G=1, Q=1, K=400, window=70, sink_tokens=20, longer=9, sinks=True, dtype=torch.float64),
+    "decoding first tokens, one part of them": dict(H=4, G=2, Q=3, K=300, window=40, sink_tokens=130, starts=[0, 50], lengths=[280, 300], gates=True, dtype=torch.float64),
+    "decoding first tokens, rows": dict(H=4, G=2, Q=5, K=250, window=60, sink_tokens=40, relative=(3, 230), dtype=torch.float64),
     "decoding intervals": dict(H=6, G=2, Q=5, K=170, sinks=True, intervals="any", causal=False, dtype=torch.float64),
     "decoding far intervals": dict(H=4, G=2, Q=7, K=190, intervals="far", causal=False),
     "decoding positions": dict(B=1, H=6, G=2, Q=1, K=170, kernel="log"), "decoding 7 positions": dict(B=1, H=6, G=2, Q=7, K=190, kernel="spline", sinks=True, dtype=torch.float64),
@@ -252,6 +268,8 @@ def drawn(seed):
         intervals=list(INTERVALS)[below(len(INTERVALS))] if below(3) == 0 else None,
         relative=(1 + below(20), 1 + below(100)) if causal and flag() else None,
     )  # fmt: skip
+    if causal and given["window"] and not given["intervals"]:
+        given["sink_tokens"] = below(40) or None
     if seed % 10 == 0:  # learned positions, which exclude a relative bias and more queries than keys
         given |= dict(kernel=list(KERNELS)[below(4)], relative=None, Q=min(Q, K))
     return given
@@ -260,7 +278,7 @@ def drawn(seed):
 #: Settings that also give the same bits when a call is repeated and when its programs run in reverse order: together they have it all.
 SAME_BITS = {
     "any intervals", "gates in both directions, f64", "both directions, window", "dropout, everything", "positions, everything",
-    "decoding, everything", "decoding 7 rows", "decoding 7 positions",
+    "decoding, everything", "decoding 7 rows", "decoding 7 positions", "first tokens, everything", "decoding first tokens, rows",
 }  # fmt: skip
 assert SAME_BITS <= {*SETTINGS, *DECODED}
 
@@ -300,6 +318,19 @@ def one_setting(name, given):
 def settings():
     for name, given in [*SETTINGS.items(), *((f"draw {seed}", drawn(seed)) for seed in range(12))]:
         yield from one_setting(name, given)
+    yield from unread_keys()
+
+
+def unread_keys():
+    """Keys between first tokens and the window of a tile of queries are not read, forward and backward."""
+    tensors, options, up = setting(Q=200, window=20, sink_tokens=5)
+    whole = passes(tensors, options, up)
+    for name in ("k", "v"):
+        tensors[name][:, :, 64:96] = math.nan
+    broken = passes(tensors, options, up)
+    for part in ("out", "q"):
+        if not torch.equal(whole[part][:, :, 128:], broken[part][:, :, 128:]):
+            yield f"first tokens: {part} of queries from 128 on reads keys from 64 to 96"
 
 
 @contextlib.contextmanager
@@ -506,24 +537,25 @@ def operation():
     given = (t["q"], t["k"], t["v"], t["bias"], t["weight"], t["sinks"], *[None] * 7)
     seeded = (torch.tensor([5]),)
     for keys in ((options["key_lengths"], None), (None, torch.tensor([[0] * 9 + [1] * 15, [0] * 22 + [-1] * 2]))):
-        told = registry.opcheck(torch.ops.kerple.attention, (*given, *keys, *seeded, "", 0.3, True, 9, 4.0, 0.25, ""), raise_exception=False)
+        told = registry.opcheck(torch.ops.kerple.attention, (*given, *keys, *seeded, "", 0.3, True, 9, 2, 4.0, 0.25, ""), raise_exception=False)
         if set(told.values()) != {"SUCCESS"}:
             yield f"opcheck: {told}"
     intervals = (torch.randint(25, (2, 20)), torch.randint(25, (2, 20)), None)
-    told = registry.opcheck(torch.ops.kerple.attention, (*given[:12], *intervals, None, "", 0.3, True, 9, 4.0, 0.0, ""), raise_exception=False)
+    told = registry.opcheck(torch.ops.kerple.attention, (*given[:12], *intervals, None, "", 0.3, True, 9, None, 4.0, 0.0, ""), raise_exception=False)
     if set(told.values()) != {"SUCCESS"}:
         yield f"opcheck with intervals: {told}"
     of_rows = (torch.randn(2, 4, 20, 3, dtype=torch.float64, requires_grad=True), torch.randn(3, 17, dtype=torch.float64, requires_grad=True))
-    told = registry.opcheck(torch.ops.kerple.attention, (*given[:8], *of_rows, *[None] * 6, "", 0.3, True, 9, 4.0, 0.0, ""), raise_exception=False)
+    told = registry.opcheck(torch.ops.kerple.attention, (*given[:8], *of_rows, *[None] * 6, "", 0.3, True, 9, 2, 4.0, 0.0, ""), raise_exception=False)
     if set(told.values()) != {"SUCCESS"}:
         yield f"opcheck with rows: {told}"
     of_kernel = (torch.rand(2, 4, 24, dtype=torch.float64).cumsum(-1).requires_grad_(), torch.rand(4, 3, dtype=torch.float64, requires_grad=True))
-    told = registry.opcheck(torch.ops.kerple.attention, (*given[:10], *of_kernel, *[None] * 4, "", 0.3, True, 9, 4.0, 0.0, "log3"), raise_exception=False)
+    told = registry.opcheck(torch.ops.kerple.attention, (*given[:10], *of_kernel, *[None] * 4, "", 0.3, True, 9, 2, 4.0, 0.0, "log3"), raise_exception=False)
     if set(told.values()) != {"SUCCESS"}:
         yield f"opcheck with positions: {told}"
     for given in (dict(relative=(2, 4)), dict(relative=(3, 9), weight=True, sinks=True, softcap=4.0, window=5),
                   dict(weight=True, sinks=True, softcap=4.0, window=5), dict(gates=True, sinks=True), dict(gates=True, causal=False),
                   dict(gates=True, sinks=True, causal=False, intervals="any"), dict(dropout=0.4, relative=(3, 9), sinks=True),
+                  dict(relative=(2, 6), weight=True, gates=True, sinks=True, window=2, sink_tokens=2, lengths=[6]),
                   *(dict(kernel=kernel, sinks=True, causal=kernel != "log3") for kernel in ("log3", "spline"))):  # fmt: skip
         small, options, _ = setting(B=1, H=2, G=1, Q=6, K=7, D=3, dtype=torch.float64, **given)
         names = [name for name, x in small.items() if x is not None]
@@ -540,7 +572,7 @@ def operation():
     with torch.autocast("cpu", torch.bfloat16):
         if attention(q, k, v).dtype != torch.bfloat16:
             yield "autocast: the output is not bfloat16"
-    half = torch.ops.kerple.attention(*(x.detach().half() for x in (q, k, v)), *[None] * 13, "", 0.3, True, None, None, 0.0, "")
+    half = torch.ops.kerple.attention(*(x.detach().half() for x in (q, k, v)), *[None] * 13, "", 0.3, True, None, None, None, 0.0, "")
     if half[1].dtype != torch.float32:
         yield f"lse of float16 is {half[1].dtype}"
     _gpu.set_float32_precision("tf32x3")
@@ -552,16 +584,19 @@ def operation():
         "exceed the 2 keys of packed": lambda: attention(torch.zeros(1, 1, 3, 4), *[torch.zeros(1, 1, 2, 4)] * 2, cu_seqlens=[0, 2]),
         "rank 65; kernels take 1 to 64": lambda: attention(*[torch.zeros(1, 1, 3, 4)] * 3, relative=(torch.zeros(1, 1, 3, 65), torch.zeros(65, 2))),
         "rows [B, H, Q, R] and profiles": lambda: torch.ops.kerple.attention(
-            *[torch.zeros(1, 1, 3, 4)] * 3, *[None] * 5, torch.zeros(1, 1, 3, 2), *[None] * 7, "", 0.3, True, None, None, 0.0, ""),
+            *[torch.zeros(1, 1, 3, 4)] * 3, *[None] * 5, torch.zeros(1, 1, 3, 2), *[None] * 7, "", 0.3, True, None, None, None, 0.0, ""),
         "earlier keys; use causal=True": lambda: torch.ops.kerple.attention(
-            *[torch.zeros(1, 1, 3, 4)] * 3, *[None] * 5, torch.zeros(1, 1, 3, 2), torch.zeros(2, 5), *[None] * 6, "", 0.3, False, None, None, 0.0, ""),
+            *[torch.zeros(1, 1, 3, 4)] * 3, *[None] * 5, torch.zeros(1, 1, 3, 2), torch.zeros(2, 5), *[None] * 6, "", 0.3, False, None, None, None, 0.0, ""),
         "positions: expected them [B, H, K], and a kernel": lambda: torch.ops.kerple.attention(
-            *[torch.zeros(1, 1, 3, 4)] * 3, *[None] * 7, torch.zeros(1, 1, 3).double(), *[None] * 5, "", 0.3, True, None, None, 0.0, "log"),
+            *[torch.zeros(1, 1, 3, 4)] * 3, *[None] * 7, torch.zeros(1, 1, 3).double(), *[None] * 5, "", 0.3, True, None, None, None, 0.0, "log"),
         "position_kernel[1]: expected [H, P] of 'log3'": lambda: torch.ops.kerple.attention(
-            *[torch.zeros(1, 1, 3, 4)] * 3, *[None] * 7, torch.zeros(1, 1, 3).double(), torch.ones(1, 2).double(), *[None] * 4, "", 0.3, True, None, None, 0.0, "log3"),
+            *[torch.zeros(1, 1, 3, 4)] * 3, *[None] * 7, torch.zeros(1, 1, 3).double(), torch.ones(1, 2).double(), *[None] * 4, "", 0.3, True, None, None, None, 0.0, "log3"),
         "which alone have positions": lambda: attention(
             *[torch.zeros(1, 1, n, 4) for n in (3, 2, 2)], positions=torch.zeros(1, 1, 2).double(), position_kernel=("log", torch.ones(1, 2))),
-        "if and only if dropout_p": lambda: torch.ops.kerple.attention(*[torch.zeros(1, 1, 3, 4)] * 3, *[None] * 13, "", 0.3, True, None, None, 0.5, ""),
+        "if and only if dropout_p": lambda: torch.ops.kerple.attention(*[torch.zeros(1, 1, 3, 4)] * 3, *[None] * 13, "", 0.3, True, None, None, None, 0.5, ""),
+        "sink_tokens = 4: first tokens stay visible under a window only": lambda: attention(*[torch.zeros(1, 1, 3, 4)] * 3, sink_tokens=4),
+        "sink_tokens: intervals of keys per query": lambda: attention(
+            *[torch.zeros(1, 1, 3, 4)] * 3, window=2, sink_tokens=4, key_starts=torch.zeros(1, 3, dtype=torch.long)),
         "tf32": lambda: _gpu.set_float32_precision("tf32"),
     }.items():
         try:
@@ -618,7 +653,7 @@ def targets():
     return cuda | {"gfx942": GPUTarget("hip", "gfx942", 64)}
 
 
-def arguments(kernels, number, terms):
+def arguments(kernels, number, terms, is_decoded):
     """Types of the kernels' arguments by name; a number or None is a constant of the compiled kernel."""
     of_f64 = number == "fp64"
     acc = "*fp64" if of_f64 else "*fp32"
@@ -630,12 +665,12 @@ def arguments(kernels, number, terms):
     rows = kernels.Rows("*" + number, "i32", "i32", "i32")
     numbers = kernels.Terms(0.125 if of_f64 else "fp32", full(5.0 if of_f64 else "fp32"), full(acc), biased(acc), "i32", full("*fp64"))
     relative = kernels.Relative(of_rows(acc), "i32", "i32", "i32", of_rows(acc), "i32", "i32")
-    learned = kernels.Learned(placed("*fp64"), placed(acc))
-    given = dict(sizes=kernels.Sizes(*["i32"] * 4), terms=numbers, relative=relative, learned=learned, mask=kernels.Mask(masked("i32"), *[masked("*i32")] * 4))
+    learned = kernels.Learned(placed("*fp64"), placed(acc), placed("i32"))
+    given = dict(sizes=kernels.Sizes(*["i32"] * 4), terms=numbers, relative=relative, learned=learned, mask=kernels.Mask(masked("i32"), "i32" if "seldom" in terms else None, *[masked("*i32")] * 4))
     given |= dict.fromkeys(("q", "k", "v", "out", "d_out", "d_q", "d_k", "d_v"), rows)
     given |= dict.fromkeys(("lse", "delta", "sinks", "partial", "total", "parts_lse"), acc)
     dropped = kernels.Dropout("*i64", "i32", 1.25 if of_f64 else "fp32")
-    given |= dict(dropout=dropped if "dropout" in terms else kernels.Dropout(None, 0, 0.0))
+    given |= dict(dropout=dropped if "seldom" in terms and not is_decoded else kernels.Dropout(None, 0, 0.0))
     given |= dict(parts=kernels.Rows(acc, "i32", "i32", "i32"))
     given |= dict(d_clocks=full(acc), d_row_clocks=None, partial_bias=biased(acc), partial_weight=full(acc), partial_profiles=of_rows(acc))
     given |= dict(d_rows=of_rows(kernels.Rows(acc, "i32", "i32", "i32")))
@@ -651,11 +686,11 @@ def compiled(name, shape, tile, rank=16, kernel_of=("spline", 17)):
     from kerple.torch import _gpu, triton_kernels as kernels
 
     number = {16: "bf16", 32: "fp32", 64: "fp64"}[shape.bits]
-    given, kernel = arguments(kernels, number, shape.terms), getattr(kernels, "forward" if name == "decode" else name)
+    given, kernel = arguments(kernels, number, shape.terms, name == "decode"), getattr(kernels, "forward" if name == "decode" else name)
     given |= {"splits": 1} if name == "forward" else {"out": given["parts"]} if name == "decode" else {}
     rank = rank if shape.terms.startswith("rows") else 0
     of_positions, numbers = kernel_of if shape.terms.startswith("positions") else ("", 0)
-    options = dict(KERNEL=of_positions, P=numbers, D=shape.features, WIDTH=shape.features, RANK=rank, RANKS=_gpu._width(rank), OF_ROWS=_gpu.OF_ROWS_OF_HALF if shape.bits == 16 else "ieee", M=tile.rows, N=tile.keys, T=tile.rows, TOGETHER=4 if name == "decode" else 1,
+    options = dict(KERNEL=of_positions, D=shape.features, WIDTH=shape.features, RANK=rank, RANKS=_gpu._width(rank), OF_ROWS=_gpu.OF_ROWS_OF_HALF if shape.bits == 16 else "ieee", M=tile.rows, N=tile.keys, T=tile.rows, TOGETHER=4 if name == "decode" else 1,
                    CAUSAL=True, PRECISION="ieee", C=_gpu.FOLD, S=_gpu.MERGE if name == "merge" else max(4, 1 << (numbers - 1).bit_length()))  # fmt: skip
     signature, constants, hints = {}, {}, {}
 
@@ -713,23 +748,13 @@ SHARED = {"sm": 99 << 10, "gf": 64 << 10}
 
 
 #: The most instructions that move spilled registers, as Triton 3.9 compiles, where no tile without them was found: bits, features and
-#: a part of the terms. The learned positions are a spline of 16 knots, which has the most parameters.
-KNOWN_SPILLS = [(32, 256, "", 576), (64, 64, "", 16), (64, 64, "positions", 192), (32, 128, "dropout", 256), (32, 128, "rows", 64),
-                (16, 256, "positions", 8)]  # fmt: skip
+#: a part of the terms. The learned positions are a spline, whose number of knots is an argument, with sums for up to 31.
+KNOWN_SPILLS = [(32, 256, "", 576), (64, 64, "", 16), (64, 64, "positions", 39), (32, 128, "seldom", 256), (32, 128, "rows", 64),
+                (16, 256, "rows, all, seldom", 2), (64, 64, "rows, all, seldom", 36)]  # fmt: skip
 
 
 def known_spills(shape):
     return max((most for bits, features, terms, most in KNOWN_SPILLS if shape[1:3] == (bits, features) and terms in shape.terms), default=0)
-
-
-def is_default(shape):
-    """Of the configurations with learned positions, whose splines take long to compile, `code` has these; `code positions` has them all
-    and no others.
-    """
-    return shape.arch in ("sm_90", "gfx942") and (
-        shape.features == 64 and (shape.bits == 16 or (shape.bits, shape.terms) == (32, "positions"))
-        or (shape.bits, shape.features, shape.terms) == (16, 128, "positions")
-    )
 
 
 def one_code(job):
@@ -768,7 +793,8 @@ def launches():
     for given in (dict(dtype=torch.bfloat16), dict(gates=True, sinks=True, lengths=[3, 45], window=1), dict(softcap=3.0, dtype=torch.float64),
                   dict(intervals="any"), dict(bias=False, relative=(16, 40), dtype=torch.bfloat16),
                   dict(dropout=0.1, dtype=torch.bfloat16), dict(dropout=0.1, bias=False, relative=(4, 9)),
-                  dict(bias=False, kernel="log", dtype=torch.bfloat16)):  # fmt: skip
+                  dict(bias=False, kernel="log", dtype=torch.bfloat16), dict(window=7, sink_tokens=3, lengths=[3, 45]),
+                  dict(bias=False, relative=(16, 40), window=7, sink_tokens=3)):  # fmt: skip
         launched = []
         tensors, options, up = setting(H=4, G=1, **given)
         passes(tensors, options, up)
@@ -782,19 +808,13 @@ def code(names):
 
     fold = [("fold", _gpu.Shape(arch, 32, 64, "bias"), _gpu.Tile(0, 0, 4)) for arch in targets()]
     jobs = fold + [("merge", shape, tiles.decode) for shape, tiles in _gpu.TILES.items() if shape.terms == "bias"] + [(name, shape, tile) for shape, tiles in _gpu.TILES.items()
-                   for name, tile in zip(("forward", "backward_dq", "backward_dkv", "decode"), tiles, strict=True)
-                   if name != "decode" or "dropout" not in shape.terms]  # fmt: skip
-    # a call with few terms needs fewer registers than one with everything on the same tile
-    jobs += [(name, shape._replace(terms="rows, all, dropout"), tile) for name, shape, tile in jobs if shape.terms == "rows, all" and name != "decode"]
-    fewer = {"all": ["bias"], "all, dropout": ["bias", "all"], "rows, all": ["rows"], "rows, all, dropout": ["rows", "rows, all"]}
-    full = {(name, shape._replace(terms=terms), tile) for name, shape, tile in jobs for terms in fewer.get(shape.terms, ())
-            if known_spills(shape) == known_spills(shape._replace(terms=terms))}
-    unknown = [name for name in names if name != "positions" and name not in targets()]
+                   for name, tile in zip(("forward", "backward_dq", "backward_dkv", "decode"), tiles, strict=True)]  # fmt: skip
+    # a relative bias beside all else with what is seldom, and without
+    jobs += [(name, shape._replace(terms="rows, all, seldom"), tile) for name, shape, tile in jobs if shape.terms == "rows, all"]
+    unknown = [name for name in names if name not in targets()]
     if unknown:
         return [f"{unknown[0]!r} is not an architecture; these are: {', '.join(targets())}"]
-    archs, of_positions = [name for name in names if name != "positions"], lambda job: job[1].terms.startswith("positions")
-    jobs = [job for job in jobs if job not in full and (not archs or job[1].arch in archs)]
-    jobs = [job for job in jobs if (of_positions(job) if "positions" in names else not of_positions(job) or is_default(job[1]))]
+    jobs = [job for job in jobs if not names or job[1].arch in names]
     print(f"{'kernel':<14}{'device':<8}{'bits':>4}{'features':>9}{'with':>25}{'tile':>8}{'warps':>6}{'registers':>10}{'spills':>8}{'shared':>8}{'products':>9}")
     failures = []
     with concurrent.futures.ProcessPoolExecutor(os.cpu_count()) as pool:

@@ -2,6 +2,11 @@
 # The attention kernels for GPUs without a GPU: through Triton's interpreter against their definition, under models of transformers and
 # loaded by Hugging Face `kernels`, and compiled for GPUs of four architectures.
 #
+# Every tile that is launched is compiled, for each pass, architecture, type and size of heads, with the most that its kind of call may have:
+# learned positions with splines, a relative bias of rank 16, dropout and first tokens together. Of calls with less on the same tile only those
+# of the kinds that `_gpu.TERMS` lists are compiled. Not compiled are calls without the causal mask, ranks above 16, other kernels of learned
+# positions than splines, and products of tf32x3.
+#
 # The environment is that of scripts/python_venv.sh. KERPLE_WHEEL is a wheel of the package; without it the package that is installed
 # there is tested, or one that is built. On a GPU:
 # KERPLE_TEST_DEVICE=cuda scripts/check_triton.sh.

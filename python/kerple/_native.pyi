@@ -13,12 +13,12 @@ class ArrayLike(Protocol):
     def element_size(self) -> int: ...
     def is_floating_point(self) -> bool: ...
 
+#: The mask is causal, window and sink_tokens.
 class Rule:
     def __new__(
         cls,
         scale: float,
-        causal: bool,
-        window: int | None,
+        mask: tuple[bool, int | None, int | None],
         softcap: float | None,
         threads: int,
         encoding: Encoding | None = None,
@@ -29,6 +29,7 @@ class Encoding:
     kind: str
     keys: str
     window: int | None
+    sink_tokens: int | None
     projected: bool
     fades: bool
     entry: str

@@ -30,7 +30,7 @@ def spread(table, queries, keys, causal):
 
 
 def defined(
-    q, k, v, bias=None, weight=None, causal=True, window=None, scale=None, softcap=None, sinks=None,
+    q, k, v, bias=None, weight=None, causal=True, window=None, sink_tokens=None, scale=None, softcap=None, sinks=None,
     gates=None, relative=None, key_lengths=None, key_starts=None,
 ):  # fmt: skip
     """What ``kerple.torch.attention`` must give, from its formula."""
@@ -57,10 +57,11 @@ def defined(
     seen = torch.ones_like(d, dtype=torch.bool)
     if causal:
         seen &= d >= 0
+    seen, at = seen.expand(batch, 1, queries, keys), torch.arange(keys)
     if window is not None:
-        seen &= d.abs() < window
-    seen = seen.expand(batch, 1, queries, keys)
-    at = torch.arange(keys)
+        starts = torch.zeros(batch) if key_starts is None else torch.as_tensor(key_starts)
+        is_first = at < starts[:, None] + (0 if sink_tokens is None else sink_tokens)
+        seen = seen & ((d.abs() < window) | is_first[:, None, None])
     if key_lengths is not None:
         seen = seen & (at < torch.as_tensor(key_lengths)[:, None])[:, None, None]
     if key_starts is not None:

@@ -16,6 +16,15 @@ CASES = {
     "both directions": dict(tables="bw", causal=False),
     "window": dict(tables="b", window=3),
     "window in both directions": dict(tables="b", window=3, causal=False),
+    "first tokens": dict(tables="b", window=3, sink_tokens=2),
+    "first tokens, all seen": dict(tables="b", window=3, sink_tokens=50),
+    "first tokens and tiles": dict(tables="bw", window=40, sink_tokens=70, queries=131, keys=303, heads=4, kv_heads=2, features=8),
+    "first tokens and one query": dict(window=3, sink_tokens=2, queries=1, keys=11),
+    "first tokens and more queries": dict(window=2, sink_tokens=1, queries=7, keys=4),
+    "first tokens and padding": dict(tables="b", gates=True, window=2, sink_tokens=2, key_starts=[0, 3], key_lengths=[8, 9]),
+    "first tokens and all else": dict(
+        relative=(4, 7), tables="bw", gates=True, window=3, sink_tokens=2, softcap=2.0, sinks=True, heads=4, kv_heads=2, key_starts=[1, 0]
+    ),
     "grouped heads": dict(tables="b", heads=4, kv_heads=2),
     "more keys": dict(tables="bw", queries=3, keys=11),
     "one query": dict(tables="bw", queries=1, keys=11),
@@ -102,11 +111,11 @@ def test_equals_its_definition_in_outputs_and_all_gradients(name, definition):
     "name",
     [
         "bias and weight", "both directions", "grouped heads", "padding before", "a softcap and sinks", "gates and padding before",
-        "a relative bias and all else", "a relative bias and padding before",
+        "a relative bias and all else", "a relative bias and padding before", "first tokens and all else",
     ],
 )  # fmt: skip
 def test_gradcheck(name):
-    inputs, named, options = case(torch.float64, **{"queries": 4, "keys": 5, **CASES[name]}, features=3)
+    inputs, named, options = case(torch.float64, **{"queries": 5 if "sink_tokens" in CASES[name] else 4, "keys": 5, **CASES[name]}, features=3)
 
     def call(*leaves):
         return attention(*leaves[:3], **arguments(named, leaves[3:]), **options)
@@ -120,17 +129,16 @@ def operands(**of):
     if beside[4] is not None:  # clocks
         beside[4] = beside[4].detach().double().cumsum(-1).requires_grad_()
     keys = [torch.tensor(options[name]) if name in options else None for name in ("key_starts", "key_lengths")]
-    window, softcap = options.get("window"), options.get("softcap")
+    mask = options.get("causal", True), options.get("window"), options.get("sink_tokens")
     seed = torch.tensor([5]) if options.get("dropout_p") else None
-    causal, dropout_p = options.get("causal", True), options.get("dropout_p", 0.0)
-    return (*inputs, *beside, None, None, *keys, None, seed, "", 0.4, causal, window, softcap, dropout_p, "")
+    return (*inputs, *beside, None, None, *keys, None, seed, "", 0.4, *mask, options.get("softcap"), options.get("dropout_p", 0.0), "")
 
 
 @pytest.mark.parametrize(
     "name",
     [
         "plain", "bias and weight", "both directions", "padding before", "a softcap and sinks", "gates and all else",
-        "a relative bias", "a relative bias and all else",
+        "a relative bias", "a relative bias and all else", "first tokens and all else",
     ],
 )  # fmt: skip
 def test_opcheck(name):
@@ -280,6 +288,14 @@ def test_numbers_that_are_none_stay_where_they_are_seen():
     assert out[0, 0, 3:].isnan().all()
 
 
+def test_keys_between_first_tokens_and_the_window_are_not_read():
+    q, k, v = (torch.randn(1, 2, 400, 8) for _ in range(3))
+    whole = attention(q, k, v, window=40, sink_tokens=4)
+    for x in (k, v):
+        x[:, :, 100:200] = math.nan
+    assert torch.equal(attention(q, k, v, window=40, sink_tokens=4)[:, :, 300:], whole[:, :, 300:])
+
+
 @pytest.mark.parametrize("empty", ["batch", "heads", "queries", "keys"])
 def test_nothing_gives_nothing(empty):
     sizes = {"batch": 2, "heads": 2, "queries": 3, "keys": 3} | {empty: 0}
@@ -313,6 +329,13 @@ def tensors(**changed):
         (tensors(), dict(window=True), TypeError, ["window = True", "whole number"]),
         (tensors(), dict(causal="no"), TypeError, ["causal = 'no'", "True or False"]),
         (tensors(), dict(window=-3), ValueError, ["window = -3"]),
+        (tensors(), dict(window=2, sink_tokens=0), ValueError, ["sink_tokens = 0", "1 to 65536"]),
+        (tensors(), dict(window=2, sink_tokens=65537), ValueError, ["sink_tokens = 65537", "1 to 65536"]),
+        (tensors(), dict(window=2, sink_tokens=-1), ValueError, ["sink_tokens = -1", "1 to 65536"]),
+        (tensors(), dict(window=2, sink_tokens=True), TypeError, ["sink_tokens = True", "whole number"]),
+        (tensors(), dict(sink_tokens=4), ValueError, ["sink_tokens = 4", "window"]),
+        (tensors(), dict(window=2, sink_tokens=4, causal=False), ValueError, ["sink_tokens = 4", "causal=True"]),
+        (tensors(), dict(window=2, sink_tokens=4, key_starts=[[0] * 4]), ValueError, ["sink_tokens", "intervals of keys per query"]),
         (tensors(), dict(scale=math.nan), ValueError, ["scale = NaN"]),
         (tensors(), dict(softcap=0.0), ValueError, ["softcap"]),
         (tensors(), dict(sinks=torch.zeros(3)), ValueError, ["sinks", "[H] = [2]", "[3]"]),

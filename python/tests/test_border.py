@@ -93,9 +93,9 @@ def test_the_compiled_functions_answer_in_words(seed):
     """Called with what the Python part would never hand over, room for results of other sizes among it."""
     draw, good = random.Random(seed), 0
     torch.manual_seed(seed)
-    rules = [_native.Rule(0.3, causal, None, None, 2) for causal in (True, False)]
+    rules = [_native.Rule(0.3, (causal, None, None), None, 2) for causal in (True, False)]
     encodings = [encoding(Encoding(kind, 2, 4, seed=1)._key) for kind in ("kerple_log", "t5", "dape", "shaw", "xpos", "rotary")]
-    rules += [_native.Rule(0.3, True, None, None, 1, one) for one in encodings] + [_native.Rule(0.3, True, None, None, 1, None, 0.5)] * 2
+    rules += [_native.Rule(0.3, (True, None, None), None, 1, one) for one in encodings] + [_native.Rule(0.3, (True, None, None), None, 1, None, 0.5)] * 2
     linear = LinearAttention("kerple_log", 2, 4, seed=1, count=8)
     for _ in range(200):
         rule, length = draw.choice(rules), draw.choice([1, 3, 5])
@@ -148,7 +148,7 @@ def test_objects_that_are_no_arrays():
         def is_floating_point(self):
             return True
 
-    rule = _native.Rule(1.0, True, None, None, 1)
+    rule = _native.Rule(1.0, (True, None, None), None, 1)
     q = torch.zeros(1, 1, 1, 4)
     for wrong in (Lies(), 3, "x", object(), [1.0]):
         with pytest.raises((TypeError, ValueError, AttributeError)):
@@ -161,4 +161,4 @@ def test_objects_that_are_no_arrays():
     x = torch.zeros(1, 8, 512, 64)
     for threads in (0, 2**40):
         with pytest.raises(ValueError, match="threads"):
-            _native.attention_forward(_native.Rule(1.0, True, None, None, threads), (x, x, x, *(None,) * 7, (None,) * 3, None), x, torch.zeros(1, 8, 512))
+            _native.attention_forward(_native.Rule(1.0, (True, None, None), None, threads), (x, x, x, *(None,) * 7, (None,) * 3, None), x, torch.zeros(1, 8, 512))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from kerple.torch import attention, attention_varlen, symmetric
+from kerple.torch import KerpleLog, attention, attention_varlen, symmetric
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,6 +46,12 @@ def test_learned_positions_of_the_page_run():
     exec(block("steps.double()"), names)
     table = -torch.log1p(0.5 * torch.arange(9.0)).expand(2, 9)
     torch.testing.assert_close(names["out"], attention(names["q"], names["k"], names["v"], bias=table), rtol=0, atol=1e-6)
+
+
+def test_first_tokens_of_the_page_run():
+    names = {"attention": attention, "KerpleLog": KerpleLog, "b": torch.randn(12, 600)} | {name: torch.randn(1, 12, 600, 4) for name in "qkv"}
+    first, second = (eval(line, names) for line in block("sink_tokens=4").strip().split("\n"))
+    assert first.shape == second.shape == (1, 12, 600, 4)
 
 
 def test_packed_documents_and_intervals_of_the_page_run():

@@ -108,7 +108,8 @@ def test_gradcheck():
     rows, profiles = random(2, 4, 5, 3), random(3, 4)
 
     def run(q, k, v, bias, weight, sinks, gates, rows, profiles):
-        beside = dict(bias=bias, weight=weight, sinks=sinks, gates=gates, relative=(rows, profiles), softcap=2.0, window=5)
+        mask = dict(window=2, sink_tokens=2)
+        beside = dict(bias=bias, weight=weight, sinks=sinks, gates=gates, relative=(rows, profiles), softcap=2.0, **mask)
         return attention(q, k, v, **beside, dropout_p=0.3, dropout_seed=2**40)
 
     assert torch.autograd.gradcheck(run, (q, k, v, bias, weight, sinks, gates.requires_grad_(), rows, profiles))

@@ -467,6 +467,24 @@ def test_the_window_of_the_keys_is_kept():
         torch.testing.assert_close(torch.cat(rows, 2), encoding(q, k, v), rtol=0, atol=1e-12)
 
 
+def test_first_tokens_stay_visible_under_the_window_of_the_keys():
+    for kind in ("kerple_log", "rotary", "xpos"):
+        encoding, (q, k, v) = module(kind, window=3, sink_tokens=2), inputs(9, 9)
+        whole, windowed = module(kind)(q, k, v), module(kind, window=3)(q, k, v)
+        # with 5 keys a window of 3 and 2 first tokens are all
+        torch.testing.assert_close(encoding(q, k, v)[:, :, :5], whole[:, :, :5], rtol=0, atol=1e-12)
+        assert not torch.allclose(encoding(q, k, v)[:, :, 5:], whole[:, :, 5:]) and not torch.allclose(encoding(q, k, v), windowed)
+        with torch.no_grad():
+            cache, rows = KVCache(), []
+            for at in range(9):
+                rows.append(encoding(q[:, :, at : at + 1], *cache.append(k[:, :, at : at + 1], v[:, :, at : at + 1])))
+            torch.testing.assert_close(torch.cat(rows, 2), encoding(q, k, v), rtol=0, atol=1e-12)
+    encoding = module("kerple_log", window=3, sink_tokens=2)
+    bias, _ = encoding.table(9, dtype=torch.float64)
+    q, k, v = inputs(9, 9)
+    assert torch.equal(encoding(q, k, v), attention(q, k, v, bias=bias, window=3, sink_tokens=2))
+
+
 def test_grouped_heads_and_padding():
     for kind in ("kerple_log", "dape", "shaw"):
         encoding, (q, k, v) = module(kind), inputs(9, 9, kv_heads=2)
@@ -572,6 +590,11 @@ def test_tables_without_torch_are_the_same():
         (lambda: KerpleLog(heads=0), "heads = 0"),
         (lambda: Encoding("t5", 4, num_buckets=3), "num_buckets"),
         (lambda: Encoding("kerple_log", 4, window=0), "window"),
+        (lambda: Encoding("kerple_log", 4, sink_tokens=2), "`sink_tokens`: first tokens stay visible under a window only"),
+        (lambda: Encoding("kerple_log", 4, window=3, sink_tokens=0), "`sink_tokens`: 0"),
+        (lambda: Encoding("dape", 4, window=3, sink_tokens=2), "`sink_tokens`: `dape` modifies the scores"),
+        (lambda: module("kerple_log", window=3, sink_tokens=2)(*inputs(9, 9), causal=False), "sink_tokens = 2: first tokens need causal=True"),
+        (lambda: kt.LinearAttention("none", 4, window=3, sink_tokens=2), "does not support none-window3-sink_tokens2"),
         (lambda: Encoding("kerple_log", 4, r1="x"), "r1"),
         (lambda: Encoding("kerple_log", 4, reach=0), "`reach`: a bias that ends at distance 0 is none"),
         (lambda: Encoding("kerple_weight", 4, reach=8), "`reach`: `kerple_weight` multiplies scores"),

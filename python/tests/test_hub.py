@@ -36,7 +36,8 @@ def test_it_is_complete_and_apart_from_this_package(loaded):
 
 def test_options_are_refused_like_here(loaded):
     q = torch.randn(1, 2, 5, 8)
-    for given in (dict(window=0), dict(softcap=-1.0), dict(scale=float("inf")), dict(cap=3.0), dict(bias=torch.zeros(2, 3))):
+    first_tokens = (dict(sink_tokens=2), dict(window=3, sink_tokens=0), dict(window=3, sink_tokens=65537), dict(window=3, sink_tokens=2, causal=False))
+    for given in (dict(window=0), *first_tokens, dict(softcap=-1.0), dict(scale=float("inf")), dict(cap=3.0), dict(bias=torch.zeros(2, 3))):
         messages = []
         for one in (loaded.attention, attention):
             if not os.environ.get("TRITON_INTERPRET") and "bias" in given:
@@ -63,6 +64,6 @@ def test_it_computes_the_same_bits(loaded, queries):
     leaves, up = (q, k, v, bias, sinks), torch.randn_like(q)
     found = []
     for one in (loaded.attention, attention):
-        out = one(q, k, v, bias=bias, sinks=sinks, window=500)
+        out = one(q, k, v, bias=bias, sinks=sinks, window=500 if queries == 1 else 9, sink_tokens=4)
         found.append([out.detach(), *torch.autograd.grad(out, leaves, up)])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

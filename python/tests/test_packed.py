@@ -40,7 +40,7 @@ def gradients(out, inputs, seed=9):
     return torch.autograd.grad((out * torch.randn_like(out)).sum(), inputs)
 
 
-@pytest.mark.parametrize("options", [{}, {"causal": False}, {"window": 3}, {"softcap": 2.0}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"causal": False}, {"window": 3}, {"window": 2, "sink_tokens": 2}, {"softcap": 2.0}], ids=str)
 def test_documents_have_the_bits_they_have_alone(options):
     q, k, v = rows()
     columns = 12 if options.get("causal", True) else 23
@@ -61,6 +61,7 @@ def test_documents_have_the_bits_they_have_alone(options):
     [
         lambda: KerpleLog(4, 8, seed=1, dtype=torch.float64),
         lambda: Rotary(4, 8),
+        lambda: KerpleLog(4, 8, seed=1, dtype=torch.float64, window=2, sink_tokens=1),
         lambda: Fire(4, 8, seed=1, dtype=torch.float64, train_len=8),
         lambda: Cope(4, 8, seed=1, dtype=torch.float64, train_len=8),
         lambda: Shaw(4, 8, seed=1, dtype=torch.float64),

@@ -41,7 +41,7 @@ def price(kernel, parameters, u):
     return -first * torch.log1p(more[0] * (u if kernel == "log" else power))
 
 
-def defined(q, k, v, kernel, positions, parameters, causal=True, window=None, sinks=None, softcap=None, gates=None):
+def defined(q, k, v, kernel, positions, parameters, causal=True, window=None, sink_tokens=0, sinks=None, softcap=None, gates=None):
     group, (queries, keys) = q.shape[1] // k.shape[1], (q.shape[2], k.shape[2])
     k, v = (x.repeat_interleave(group, 1) for x in (k, v))
     z = q @ k.mT * q.shape[-1] ** -0.5
@@ -52,8 +52,8 @@ def defined(q, k, v, kernel, positions, parameters, causal=True, window=None, si
     if gates is not None:
         c = gates.cumsum(-1)
         z = z + (c[:, :, keys - queries :, None] - c[:, :, None])
-    seen = (d >= 0) | (not causal)
-    z = z.masked_fill(~seen if window is None else ~(seen & (d.abs() < window)), -math.inf)
+    near = torch.ones_like(d, dtype=torch.bool) if window is None else (d.abs() < window) | (torch.arange(keys) < sink_tokens)
+    z = z.masked_fill(~(((d >= 0) | (not causal)) & near), -math.inf)
     if sinks is not None:
         z = torch.cat([z, sinks[:, None, None].expand(*z.shape[:3], 1)], -1)
     return z.softmax(-1)[..., :keys] @ v
@@ -62,6 +62,7 @@ def defined(q, k, v, kernel, positions, parameters, causal=True, window=None, si
 CASES = {
     "causal": dict(), "tiles": dict(queries=131, keys=131, heads=4), "more keys": dict(queries=3, keys=70),
     "one query": dict(queries=1, keys=700), "both directions": dict(causal=False, queries=40, keys=40), "window": dict(queries=40, keys=70, window=9),
+    "first tokens": dict(queries=40, keys=70, window=9, sink_tokens=5),
     "a softcap and sinks": dict(softcap=2.0, sinks=True), "gates": dict(gates=True, sinks=True, queries=35, keys=35),
 }  # fmt: skip
 
@@ -97,7 +98,8 @@ def test_gradcheck(kernel, causal):
     bias, sinks = random(4, 7 if causal else 13), random(4)
 
     def run(q, k, v, positions, parameters, bias, sinks):
-        beside = dict(bias=bias, sinks=sinks, softcap=2.0, window=5, causal=causal)
+        mask = dict(window=2, sink_tokens=2) if causal else dict(window=5, causal=False)
+        beside = dict(bias=bias, sinks=sinks, softcap=2.0, **mask)
         return attention(q, k, v, positions=positions, position_kernel=(kernel, parameters), **beside, dropout_p=0.2, dropout_seed=3)
 
     assert torch.autograd.gradcheck(run, (q, k, v, positions, parameters, bias, sinks))
@@ -197,7 +199,7 @@ def test_operation(kernel):
     q, k, v = qkv(6, 9, heads=4)
     positions, parameters = learned(kernel, 9, 4)
     beside = (None,) * 7
-    given = (q, k, v, *beside, positions, parameters, *[None] * 4, "", 0.4, True, 7, 3.0, 0.0, kernel)
+    given = (q, k, v, *beside, positions, parameters, *[None] * 4, "", 0.4, True, 7, None, 3.0, 0.0, kernel)
     registry.opcheck(torch.ops.kerple.attention.default, given)
     leaves = (q, k, v, positions, parameters)
     run = lambda q, k, v, x, p: attention(q, k, v, positions=x, position_kernel=(kernel, p))  # noqa: E731
@@ -255,10 +257,10 @@ def test_refusals_of_the_engine():
         with pytest.raises(ValueError, match=r"without causal=True they do not support padding before the keys \(key_starts\)"):
             attention(*qkv(), **without(causal=False, key_starts=[0, 2]))
         with pytest.raises(ValueError, match="or none of the three"):
-            call(*(x.detach() for x in qkv()), *[None] * 13, "", 0.4, True, None, None, 0.0, "log")
+            call(*(x.detach() for x in qkv()), *[None] * 13, "", 0.4, True, None, None, None, 0.0, "log")
         with pytest.raises(ValueError, match="exclude each other"):  # the operation itself
             positions, parameters = (x.detach() for x in learned("log"))
-            call(*(x.detach() for x in qkv()), *[None] * 5, *ROWS, positions, parameters, *[None] * 4, "", 0.4, True, None, None, 0.0, "log")
+            call(*(x.detach() for x in qkv()), *[None] * 5, *ROWS, positions, parameters, *[None] * 4, "", 0.4, True, None, None, None, 0.0, "log")
     with pytest.raises(ValueError, match="12 queries exceed the 9 keys, which alone have positions"):
         attention(*qkv(12, 9), **without())
     assert attention(*qkv(), **without(position_kernel=("spline", torch.zeros(2, 3)))).isfinite().all()

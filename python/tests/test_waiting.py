@@ -82,6 +82,8 @@ ALL = dict(
 SETTINGS = {
     "bias": (100, dict(bias=ALL["bias"]), dict()),
     "everything": (100, ALL, dict(window=30, softcap=5.0)),
+    "first tokens": (100, ALL, dict(window=30, sink_tokens=4)),
+    "first tokens of documents": (40, dict(bias=ALL["bias"], document_ids=lambda: numbers(2, 100)), dict(window=30, sink_tokens=4)),
     "both directions": (100, dict(bias=lambda: empty(4, 199), gates=ALL["gates"]), dict(causal=False, window=9)),
     "dropout": (100, dict(bias=ALL["bias"]), dict(dropout_p=0.1)),
     "dropout of a seed": (100, dict(dropout_seed=lambda: numbers(1)), dict(dropout_p=0.1, window=30)),

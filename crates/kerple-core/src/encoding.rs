@@ -47,7 +47,7 @@ mod randomized;
 mod steps;
 
 pub use crate::emulate::Emulate;
-pub use config::{BiasScale, Clamp, Encoding};
+pub use config::{BiasScale, Clamp, Encoding, MOST_SINK_TOKENS};
 pub use decay::{BiasDecay, EncodingDecay, InLinear, LearnedDecay};
 pub use description::Description;
 pub use error::{ConfigError, Result};

@@ -11,6 +11,7 @@ use kerple_core::attention::{
     KeyInterval, LearnedPositions, Mask, PackedDocuments, PositionGradients, RelativeBias, RelativeGradients,
     ScoreTable, ScoreTransform, View,
 };
+use kerple_core::encoding::MOST_SINK_TOKENS;
 use kerple_core::forms::{ScoreMod, Sides, Strided};
 use kerple_core::score_mods::ScoreModExtent;
 use pyo3::exceptions::PyValueError;
@@ -35,11 +36,10 @@ pub struct AttentionRule {
 #[pymethods]
 impl AttentionRule {
     #[new]
-    #[pyo3(signature = (scale, causal, window, softcap, threads, encoding=None, dropout_p=0.0))]
+    #[pyo3(signature = (scale, mask, softcap, threads, encoding=None, dropout_p=0.0))]
     fn new(
         scale: f64,
-        causal: bool,
-        window: Option<i64>,
+        mask: MaskOptions,
         softcap: Option<f64>,
         threads: usize,
         encoding: Option<Py<PyEncoding>>,
@@ -54,23 +54,52 @@ impl AttentionRule {
         if let Some(cap) = softcap.filter(|cap| !(*cap > 0.0 && cap.is_finite())) {
             return Err(PyValueError::new_err(format!("softcap = {cap:?} must be a finite number above 0, or None")));
         }
-        let window = match window.map(usize::try_from) {
-            Some(Ok(0)) | Some(Err(_)) => {
-                let message = "it must be at least 1 key, the query's own; None attends to all";
-                return Err(PyValueError::new_err(format!("window = {}: {message}", window.unwrap_or_default())));
-            }
-            Some(Ok(window)) => Some(window),
-            None => None,
-        };
-        let mask = if causal { Mask::Causal { window } } else { Mask::Bidirectional { window } };
+        let mask = mask_of(mask)?;
+        if mask.sink_tokens() > 0 && encoding.as_ref().is_some_and(|encoding| encoding.get().is_map()) {
+            return Err(PyValueError::new_err(
+                "sink_tokens: score modifications do not support first tokens; leave it out",
+            ));
+        }
         let feature_decay = encoding.as_ref().and_then(|encoding| encoding.get().feature_decay());
-        if feature_decay.is_some() && !causal {
+        if feature_decay.is_some() && mask.sides() == Sides::TwoSided {
             return Err(PyValueError::new_err(
                 "causal = False: products that decay with distance would grow for keys after the \
                  query; use causal=True",
             ));
         }
         Ok(AttentionRule { scale, mask, softcap, threads, encoding, feature_decay, dropout_p })
+    }
+}
+
+/// Whether keys after a query are hidden, the window, and how many first tokens stay visible under it.
+type MaskOptions = (bool, Option<i64>, Option<i64>);
+
+fn mask_of((causal, window, sink_tokens): MaskOptions) -> PyResult<Mask> {
+    let refuse = |message: String| Err(PyValueError::new_err(message));
+    let window = match window.map(usize::try_from) {
+        Some(Ok(0)) | Some(Err(_)) => {
+            let message = "it must be at least 1 key, the query's own; None attends to all";
+            return refuse(format!("window = {}: {message}", window.unwrap_or_default()));
+        }
+        Some(Ok(window)) => Some(window),
+        None => None,
+    };
+    let Some(given) = sink_tokens else {
+        return Ok(if causal { Mask::Causal { window } } else { Mask::Bidirectional { window } });
+    };
+    let sink_tokens = usize::try_from(given).unwrap_or_default();
+    if !(1..=MOST_SINK_TOKENS).contains(&sink_tokens) {
+        let limit = format!("it must be 1 to {MOST_SINK_TOKENS}, and None keeps no first tokens visible");
+        return refuse(format!("sink_tokens = {given} is out of range; {limit}"));
+    }
+    match window {
+        Some(window) if causal => Ok(Mask::CausalWithSinkTokens { window, sink_tokens }),
+        Some(_) => {
+            refuse(format!("sink_tokens = {given}: first tokens need causal=True; set it, or leave sink_tokens out"))
+        }
+        None => refuse(format!(
+            "sink_tokens = {given}: first tokens stay visible under a window only; also give window, or leave sink_tokens out"
+        )),
     }
 }
 
@@ -190,7 +219,7 @@ impl AttentionArrays {
         if let Some(sinks) = &self.sinks {
             sinks.expect_shape("H", &[heads])?;
         }
-        let intervals = self.intervals(dims)?;
+        let intervals = self.intervals(dims, rule)?;
         if let Some(clocks) = &self.clocks {
             self.check_clocks(clocks, dims, rule)?;
         }
@@ -228,7 +257,7 @@ impl AttentionArrays {
     }
 
     /// The interval of keys of each query, where the starts or the ends of keys are given per query.
-    fn intervals(&self, dims: AttentionDims) -> PyResult<Option<Vec<KeyInterval>>> {
+    fn intervals(&self, dims: AttentionDims, rule: &AttentionRule) -> PyResult<Option<Vec<KeyInterval>>> {
         let AttentionDims { batch, queries, keys, .. } = dims;
         let given = || [&self.starts, &self.lengths].into_iter().flatten();
         given().try_for_each(|array| array.expect_kind(DType::I64))?;
@@ -238,6 +267,10 @@ impl AttentionArrays {
         given().try_for_each(|array| array.expect_shape("B, Q", &[batch, queries]))?;
         if self.numbers.is_some() {
             let message = "key_starts, key_ends: score modifications do not take intervals of keys per query";
+            return Err(PyValueError::new_err(message));
+        }
+        if rule.mask.sink_tokens() > 0 {
+            let message = "sink_tokens: intervals of keys per query have no first tokens; leave it out";
             return Err(PyValueError::new_err(message));
         }
         let [starts, ends] =

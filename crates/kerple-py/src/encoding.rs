@@ -147,10 +147,6 @@ impl PyEncoding {
         let geometry = Geometry::new(heads, head_dim, train_len);
         let geometry = Geometry { d_model: d_model.unwrap_or(geometry.d_model), ..geometry };
         encoding.check(&geometry).map_err(|refusal| refuse(refusal.line()))?;
-        if encoding.sink_tokens.is_some() {
-            let message = "first tokens that stay visible under a window are for runs only; leave it out";
-            return Err(refuse(format!("`sink_tokens`: {message}")));
-        }
         if encoding.randomized.is_some() {
             return Err(refuse("`randomized`: only `kerple train` draws positions; leave it out".to_owned()));
         }
@@ -184,6 +180,12 @@ impl PyEncoding {
     #[getter]
     fn window(&self) -> Option<usize> {
         self.encoding.window
+    }
+
+    /// How many first tokens stay visible under the window, if some do.
+    #[getter]
+    fn sink_tokens(&self) -> Option<usize> {
+        self.encoding.sink_tokens
     }
 
     /// Whether raw parameters are projected into their range after an update.

@@ -79,7 +79,7 @@ def flex(call: Call) -> Tensor:
     # backward
     has_backward = call.q.device.type != "cpu" or not (torch.is_grad_enabled() and call.q.requires_grad)
     given = (name for name in GRADIENTS if getattr(call, name) is not None)
-    kind = (call.q.shape, call.k.shape, call.q.dtype, call.causal, call.window, call.softcap, *given)
+    kind = (call.q.shape, call.k.shape, call.q.dtype, call.causal, call.window, call.sink_tokens, call.softcap, *given)
     masks = (call.key_lengths is None, call.key_starts is None or call.key_starts.dim(), call.key_ends is None, call.document_ids is None)
     run = _compiled(*kind, *masks) if has_backward else flex_attention
     return run(call.q, k, v, score_mod=_flex_score(call), block_mask=block, scale=call.scale)
@@ -112,13 +112,15 @@ def _flex_score(call: Call) -> Callable | None:
 
 def _flex_mask(call: Call) -> Callable:
     causal, window, shift = call.causal, call.window, call.k.shape[2] - call.q.shape[2]
+    sink_tokens, places = call.sink_tokens, None if call.sink_tokens is None else call.places().expand(call.q.shape[0], -1)
     lengths, starts, ends, ids = call.key_lengths, call.key_starts, call.key_ends, call.document_ids
 
     def seen(b, h, i, j):
         d = i + shift - j
         pair = d >= 0 if causal else j >= 0
         if window is not None:
-            pair = pair & (d.abs() < window)
+            near = d.abs() < window
+            pair = pair & (near if sink_tokens is None else near | (places[b, j] < sink_tokens))
         if lengths is not None:
             pair = pair & (j < lengths[b])
         if starts is not None:
@@ -139,7 +141,7 @@ def _features(call: Call) -> dict[str, object]:
 
 
 _ARGUMENTS = (
-    "bias", "weight", "causal", "window", "scale", "softcap", "sinks", "gates", "positions", "key_lengths", "key_starts", "key_ends",
+    "bias", "weight", "causal", "window", "sink_tokens", "scale", "softcap", "sinks", "gates", "positions", "key_lengths", "key_starts", "key_ends",
     "document_ids", "dropout_p", "dropout_seed",
 )  # fmt: skip
 

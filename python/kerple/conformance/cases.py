@@ -21,6 +21,7 @@ class Case:
     features: int = 16
     causal: bool = True
     window: int | None = None
+    sink_tokens: int | None = None
     key_lengths: tuple[int, ...] | None = None
     key_starts: tuple[int, ...] | None = None
     #: Lengths of the documents of each sequence; what is left of a sequence is padding.
@@ -91,7 +92,7 @@ LAYOUTS = {
 
 _LONG = dict(batch=1, heads=1, kv_heads=1, queries=4096, keys=4096)
 _EVERYTHING = dict(
-    heads=4, queries=70, keys=97, window=50, scale=0.3, weight=True, softcap=3.0, sinks=0.5, gates=True,
+    heads=4, queries=70, keys=97, window=50, sink_tokens=7, scale=0.3, weight=True, softcap=3.0, sinks=0.5, gates=True,
     key_lengths=(97, 80), key_starts=(0, 9),
 )  # fmt: skip
 
@@ -128,6 +129,9 @@ CASES = (
     Case("window of one", "every query sees itself only", window=1),
     Case("window in both directions", "5 keys on each side, the query's counted on both", causal=False, window=5),
     Case("window across tiles", "of 40 among 150 positions", queries=150, keys=150, window=40),
+    Case("first tokens", "the first 4 keys are seen beyond a window of 5", window=5, sink_tokens=4),
+    Case("first tokens across tiles", "45 of them, and a window of 40 that reaches them at first", batch=1, queries=200, keys=200, window=40,
+         sink_tokens=45),
     Case("grouped heads", "4 query heads over 2 key heads", heads=4),
     Case("one key head", "4 query heads over 1 key head", heads=4, kv_heads=1),
     Case("decoding", "one query after 63 keys", queries=1, keys=64),
@@ -143,6 +147,9 @@ CASES = (
     Case("documents in both directions", "and padding at the end", causal=False, documents=((9, 1, 18), (33,))),
     Case("documents across tiles", "borders inside and between tiles", batch=1, queries=130, keys=130, documents=((31, 1, 32, 50, 16),)),
     Case("last queries of documents", "9 queries at the end of rows of 33 keys", queries=9, keys=33, documents=((9, 19, 5), (20, 13))),
+    Case("first tokens and padding", "they are counted after padding at the front", queries=70, keys=70, window=6, sink_tokens=3,
+         key_starts=(0, 11), key_lengths=(70, 61)),
+    Case("first tokens and documents", "each document has its own", window=4, sink_tokens=2, documents=((9, 1, 23), (20, 13))),
     Case("prefixes", "all see a prefix of 20 or 13 keys, and each query the keys before it", causal=False, interval="prefix"),
     Case("first keys per query", "chunks of 11 keys, in which a query sees the earlier ones", interval="chunks"),
     Case("intervals", "each query sees keys of its own in any place, some none", causal=False, interval="any"),
@@ -178,6 +185,8 @@ CASES = (
          sinks=0.5, gates=True, relative=(5, 40)),
     Case("relative bias across tiles", "ten tiles of 32, and a reach that ends within one", batch=1, queries=320, keys=320, bias=False,
          relative=(16, 230)),
+    Case("relative bias and first tokens", "profiles reach from the window to some of them", bias=False, queries=130, keys=130, window=20,
+         sink_tokens=9, relative=(3, 110)),
     Case("learned positions", "scores get a logarithm of the distance between running sums of steps", bias=False, kernel="log"),
     Case("learned positions of a power", "with an exponent of each head", bias=False, kernel="power"),
     Case("learned positions of three parameters", "a logarithm of a power", bias=False, kernel="log3"),
@@ -210,7 +219,7 @@ CASES = (
     Case("intervals and all else", "grouped heads, a window, softcap, weight, sinks and gates", heads=4, queries=40, keys=64, causal=False,
          interval="any", window=50, softcap=3.0, weight=True, sinks=0.5, gates=True),
     Case("everything", "all features in one call", **_EVERYTHING),
-    Case("everything in both directions", "padding is at the end", **_EVERYTHING | dict(causal=False, key_starts=None)),
+    Case("everything in both directions", "padding is at the end", **_EVERYTHING | dict(causal=False, sink_tokens=None, key_starts=None)),
     Case("large scores", "scores of some hundreds: weights are 0 or 1, and their exponentials overflow", scores=100.0),
     Case("tiny scores", "scores of 1e-6: weights are nearly alike", scores=1e-6, slope=1e-6),
     Case("strong bias", "far keys at -1e5, past where masks of -1e4 hide them", slope=3e3),
@@ -224,6 +233,8 @@ CASES = (
     Case("decoding with learned positions", "one query after 699 keys", heads=4, queries=1, keys=700, bias=False, kernel="log3"),
     Case("decoding padded sequences", "3 queries of 4 heads over 2 key heads after keys that are padding", heads=4, queries=3, keys=600,
          window=400, key_starts=(0, 290), key_lengths=(600, 580)),
+    Case("decoding with first tokens", "one query after 699 keys, of which it sees 20 and 300", heads=4, queries=1, keys=700, window=300,
+         sink_tokens=20),
     Case("same bits", "a second run gives the same bits", heads=4, queries=129, keys=129, weight=True, sinks=0.5, gates=True, is_repeated=True),
     Case("same bits of learned positions", "a second run gives the same bits", heads=4, queries=129, keys=129, kernel="spline", is_repeated=True),
     Case("double", "f64", dtype=torch.float64),

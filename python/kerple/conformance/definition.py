@@ -30,8 +30,8 @@ class Call:
     The score of a pair is ``u weight[h, d] + bias[h, d] + rows[b, h, i].profiles[:, d] + c_i - c_j + k(|x_i - x_j|)``,
     where u is ``scale q.k``, or ``softcap tanh(scale q.k / softcap)``, c are cumulative gates, and k is the kernel of
     learned positions x. A
-    query attends to keys with ``0 <= d``, or to all without ``causal``, within ``|d| < window``, of its
-    own document, of sequence b only to those from ``key_starts[b]`` on and before ``key_lengths[b]``, and
+    query attends to keys with ``0 <= d``, or to all without ``causal``, within ``|d| < window`` or among the first
+    ``sink_tokens`` of its sequence or document, of its own document, of sequence b only to those from ``key_starts[b]`` on and before ``key_lengths[b]``, and
     of its own interval, where there are any, from ``key_starts[b, i]`` on and before ``key_ends[b, i]``. A query that
     may not attend to any key has the output 0 and passes no gradient on.
     """
@@ -51,6 +51,8 @@ class Call:
     key_lengths: Tensor | None
     """``[B]``, one past the last key that is not padding."""
     scale: float
+    sink_tokens: int | None = None
+    """With ``causal`` and a window: how many first keys are seen beyond it. Padding is not among them."""
     weight: Tensor | None = None
     """Shaped as the bias; multiplies scores."""
     softcap: float | None = None
@@ -103,13 +105,23 @@ class Call:
         own = torch.arange(keys - queries, keys, device=self.q.device)
         return own[:, None] - torch.arange(keys, device=self.q.device)
 
+    def places(self) -> Tensor:
+        """How many keys of its sequence or document are before each key, ``[B or 1, K]``."""
+        if self.document_ids is not None:
+            ids = self.document_ids
+            return (ids[:, :, None] == ids[:, None]).tril(-1).sum(-1)
+        at = torch.arange(self.k.shape[2], device=self.q.device)[None]
+        return at if self.key_starts is None else at - self.key_starts[:, None]
+
     def seen(self) -> Tensor:
         """The attention mask, ``[B or 1, 1, Q, K]``."""
         d = self.distances()
-        seen = d >= 0 if self.causal else torch.ones_like(d, dtype=torch.bool)
+        seen = (d >= 0 if self.causal else torch.ones_like(d, dtype=torch.bool))[None, None]
         if self.window is not None:
-            seen = seen & (d.abs() < self.window)
-        seen = seen[None, None]
+            near = (d.abs() < self.window)[None, None]
+            if self.sink_tokens is not None:
+                near = near | (self.places() < self.sink_tokens)[:, None, None]
+            seen = seen & near
         at = torch.arange(self.k.shape[2], device=self.q.device)
         if self.key_lengths is not None:
             seen = seen & (at < self.key_lengths[:, None])[:, None, None]

@@ -129,7 +129,7 @@ def _dense(x: Tensor, strides: tuple[int, ...] | None = None, more: int = 0) -> 
 
 
 _MASK_D = "seen = seen & (d >= 0)"
-_WINDOW = "seen = seen & (d.abs() < self.rule.window)"
+_WINDOW = "near = d.abs() < self.rule.window"
 _BIAS = "z = z + self.columns(self.bias, d)"
 _WEIGHT = "z = z * self.columns(self.weight, d)"
 _RELATIVE = 'z = z + torch.einsum("bhin,nij->bhij", self.queries_of(self.r, rows), self.profile_columns(d))'
@@ -143,7 +143,9 @@ _HEADS = "return x[:, :, keys].to(self.dtype).repeat_interleave(self.group, 1)"
 _GROUP = "return d.unflatten(1, (self.kv_heads, self.group)).sum(2)"
 _POSITION = "return self.keys - self.queries + query"
 _COLUMN = "return table[:, (d + self.origin(table)).clamp(0, table.shape[1] - 1)]"
-_TILES = "return _cut(start, end, self.rule.tile)"
+_TILES = "tiles += _cut(start, end, self.rule.tile)"
+_FIRST_TILES = "tiles += _cut(int(first_key.min()), min(int(first_key.max()) + self.rule.sink_tokens, start), self.rule.tile)"
+_FIRST_TOKENS = "near = near | (j < first + self.rule.sink_tokens)"
 _S = "u = self.rule.scale * (self.queries_of(self.q, rows) @ self.keys_of(self.k, keys).mT)"
 _Q = "return x[:, :, rows].to(self.dtype)"
 _IN_ROWS = "        for keys in given.key_tiles(rows):\n            tile = given.scores(rows, keys)"
@@ -193,7 +195,7 @@ MUTANTS = (
     Mutant("the last whole tile of keys is left out", _TILES,
            _TILES + "[: -1 if end % self.rule.tile == 0 and end > start else None]", "32 positions"),
     Mutant("a tile of one key is left out", _TILES,
-           "return [at for at in _cut(start, end, self.rule.tile) if at.stop - at.start > 1 or end == 1]", "33 positions"),
+           "tiles += [at for at in _cut(start, end, self.rule.tile) if at.stop - at.start > 1 or end == 1]", "33 positions"),
     Mutant("sums are not rescaled to a new maximum", "total = total * rescale[..., None] +", "total = total +", "64 positions"),
     Mutant("denominators are not rescaled", "row_sum = row_sum * rescale +", "row_sum = row_sum +", "64 positions"),
     Mutant("the first tile of keys is skipped in the gradient", _IN_ROWS,
@@ -235,10 +237,21 @@ MUTANTS = (
            "    for rows in given.query_tiles()[:: next(_order)]:\n        up,", "same bits", "a second run has other bits in"),
     # windows
     Mutant("window one key too wide", _WINDOW, _WINDOW.replace("<", "<="), "window"),
-    Mutant("window one key too narrow", _WINDOW, _WINDOW.replace("self.rule.window)", "self.rule.window - 1)"), "window"),
+    Mutant("window one key too narrow", _WINDOW, _WINDOW.replace("self.rule.window", "self.rule.window - 1"), "window"),
     Mutant("no window ahead", _WINDOW, _WINDOW.replace("d.abs()", "d"), "window in both directions"),
     Mutant("window skips a tile too many", "start = max(start, first - self.rule.window + 1)",
            "start = max(start, first - self.rule.window + 1 + self.rule.tile)", "window"),
+    # first tokens
+    Mutant("no first tokens beyond the window", _FIRST_TOKENS, "pass", "first tokens"),
+    Mutant("one first token too many", _FIRST_TOKENS, _FIRST_TOKENS.replace("<", "<="), "first tokens"),
+    Mutant("all keys of a tile of first tokens", _FIRST_TOKENS,
+           "near = near | (keys.start < first + self.rule.sink_tokens)", "first tokens"),
+    Mutant("first tokens forgotten in one tile", _FIRST_TILES, _FIRST_TILES + "[-1:]", "first tokens across tiles"),
+    Mutant("first tokens of one tile only", _FIRST_TILES, _FIRST_TILES + "[:1]", "first tokens across tiles"),
+    Mutant("first tokens of the window's tile twice", _FIRST_TILES, _FIRST_TILES.replace(", start)", ", start + 1)"), "first tokens"),
+    Mutant("first tokens counted from the first key", _FIRST_TOKENS, _FIRST_TOKENS.replace("first + ", ""), "first tokens and padding"),
+    Mutant("first tokens of the first document only", _FIRST_TOKENS, _FIRST_TOKENS.replace("first + ", "first.amin(1, keepdim=True) + "),
+           "first tokens and documents"),
     # heads
     Mutant("query heads interleaved over key heads", _HEADS, _HEADS.replace("repeat_interleave(self.group, 1)", "repeat(1, self.group, 1, 1)"),
            "grouped heads"),

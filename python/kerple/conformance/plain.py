@@ -44,6 +44,7 @@ def attention(
     weight: Tensor | None = None,
     causal: bool = True,
     window: int | None = None,
+    sink_tokens: int | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
@@ -80,7 +81,7 @@ def attention(
         scale = q.shape[-1] ** -0.5
     kernel, parameters = position_kernel or ("", None)
     x = None if positions is None else _in_place(positions.double(), key_starts, key_lengths, document_ids)
-    rule = Rule(causal, window, scale, softcap, dropout_p, dropout_seed, tile, kernel, *limits)
+    rule = Rule(causal, window, sink_tokens, scale, softcap, dropout_p, dropout_seed, tile, kernel, *limits)
     return _Attention.apply(q, k, v, bias, weight, sinks, clocks, *(relative or (None, None)), x, parameters, rule)
 
 
@@ -140,6 +141,7 @@ class Rule:
 
     causal: bool
     window: int | None
+    sink_tokens: int | None
     scale: float
     softcap: float | None
     dropout_p: float
@@ -185,15 +187,21 @@ class Inputs:
         return _cut(0, self.queries, self.rule.tile)
 
     def key_tiles(self, rows: slice) -> list[slice]:
-        """Tiles of the keys that queries may attend to, by causal mask and window."""
+        """Tiles of the keys that queries may attend to, by causal mask and window: first tokens before the window are
+        tiles of their own.
+        """
         first, last = self.position(rows.start), self.position(rows.stop - 1)
-        start, end = 0, self.keys
+        start, end, tiles = 0, self.keys, []
         if self.rule.causal:
             end = min(end, last + 1)
         if self.rule.window is not None:
             start = max(start, first - self.rule.window + 1)
             end = min(end, last + self.rule.window)
-        return _cut(start, end, self.rule.tile)
+        if self.rule.sink_tokens is not None:
+            first_key = self.rule.first_key[:, rows]
+            tiles += _cut(int(first_key.min()), min(int(first_key.max()) + self.rule.sink_tokens, start), self.rule.tile)
+        tiles += _cut(start, end, self.rule.tile)
+        return tiles
 
     def queries_of(self, x: Tensor, rows: slice) -> Tensor:
         """``[B, H, R, D]``"""
@@ -246,7 +254,10 @@ class Inputs:
         if self.rule.causal:
             seen = seen & (d >= 0)
         if self.rule.window is not None:
-            seen = seen & (d.abs() < self.rule.window)
+            near = d.abs() < self.rule.window
+            if self.rule.sink_tokens is not None:
+                near = near | (j < first + self.rule.sink_tokens)
+            seen = seen & near
         return seen[:, None]
 
     def scores(self, rows: slice, keys: slice) -> Scores:

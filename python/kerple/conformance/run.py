@@ -94,7 +94,7 @@ def make(case: Case, device: torch.device | str = "cpu") -> tuple[Call, Tensor]:
     call = Call(
         leaf("q"), leaf("k"), leaf("v"), leaf("bias", case.bias), case.causal, case.window, whole(case.key_lengths),
         case.features**-0.5 if case.scale is None else case.scale,
-        weight=leaf("weight", case.weight), softcap=case.softcap, sinks=leaf("sinks", case.sinks is not None),
+        sink_tokens=case.sink_tokens, weight=leaf("weight", case.weight), softcap=case.softcap, sinks=leaf("sinks", case.sinks is not None),
         gates=leaf("gates", case.gates), rows=leaf("rows", case.relative is not None),
         profiles=leaf("profiles", case.relative is not None), positions=placed(),
         parameters=leaf("parameters", case.kernel is not None), kernel=case.kernel or "", key_starts=whole(starts or case.key_starts), key_ends=whole(ends),

@@ -147,10 +147,10 @@ def flag(name: str, value: object) -> bool:
     return value
 
 
-def _window(value: object) -> int | None:
-    """A window; True would be a window of 1 key."""
+def _count(name: str, value: object, none: str) -> int | None:
+    """A number of keys; True would be 1 key."""
     if value is not None and (isinstance(value, bool) or not hasattr(value, "__index__")):
-        raise TypeError(f"window = {value!r} must be a whole number of keys, or None for all")
+        raise TypeError(f"{name} = {value!r} must be a whole number of keys, or None for {none}")
     return value
 
 
@@ -163,6 +163,7 @@ def attention(
     weight: Tensor | None = None,
     causal: bool = True,
     window: int | None = None,
+    sink_tokens: int | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
@@ -201,6 +202,10 @@ def attention(
         causal: a query attends to itself and earlier keys only. Unlike in
             ``scaled_dot_product_attention`` it is the default.
         window: a query attends only to keys with ``|d| < window``; None is no limit.
+        sink_tokens: with ``causal`` and a window, a query also attends to the first ``sink_tokens`` keys, at their
+            distances, as in StreamingLLM: to key j where ``d < window`` or ``j < sink_tokens``. They are counted after
+            padding before a sequence, and within each packed document. At most 65536. Time follows the window and these
+            keys. Neither intervals of keys per query nor score modifications support it. ``sinks`` is another thing.
         scale: multiplies ``q k^T``; ``1 / sqrt(D)`` by default.
         softcap: scaled scores become ``softcap tanh(s / softcap)`` before anything else.
         sinks: attention sinks, an extra logit per head without a value, ``[H]``.
@@ -270,13 +275,14 @@ def attention(
         }  # fmt: skip
         dropout = (dropout_p, dropout_seed)
         return _attend_jagged(
-            q, k, v, beside_documents, gates, relative, positions, position_kernel, bias, weight, sinks, scale, causal, window, softcap, dropout
-        )
+            q, k, v, beside_documents, gates, relative, positions, position_kernel, bias, weight, sinks, scale, causal, window, sink_tokens,
+            softcap, dropout,
+        )  # fmt: skip
     if cu_seqlens is not None or document_ids is not None:
         check_qkv(q, k, v)
     return attend(
         q, k, v, bias, weight, sinks, None, gates, key_starts, key_lengths,
-        documents_of(cu_seqlens, document_ids, k, key_starts, key_lengths, key_ends), "", scale, causal, window, softcap,
+        documents_of(cu_seqlens, document_ids, k, key_starts, key_lengths, key_ends), "", scale, causal, window, sink_tokens, softcap,
         key_ends, relative, (dropout_p, dropout_seed), positions, position_kernel,
     )  # fmt: skip
 
@@ -297,6 +303,7 @@ def attend(
     scale: float | None,
     causal: bool,
     window: int | None,
+    sink_tokens: int | None,
     softcap: float | None,
     key_ends: Tensor | Sequence[Sequence[int]] | None = None,
     relative: tuple[Tensor, Tensor] | None = None,
@@ -323,7 +330,8 @@ def attend(
         q, k, v, beside("bias", bias, q, dtype), beside("weight", weight, q, dtype), beside("sinks", sinks, q, dtype),
         beside("numbers", numbers, q, dtype), clocks_of(gates, q.shape[1], k, starts, ends, documents),
         *relative_of(relative, q, dtype, causal), x, parameters, starts, ends, documents, seed,
-        encoding, float(scale), flag("causal", causal), _window(window), softcap, dropout_p, kernel,
+        encoding, float(scale), flag("causal", causal), _count("window", window, "all"), _count("sink_tokens", sink_tokens, "none"),
+        softcap, dropout_p, kernel,
     )  # fmt: skip
     return made if made.dtype == of else made.to(of)
 
@@ -344,8 +352,8 @@ def _jagged_parts(name: str, x: object, shape: str = "[B, H, L, D]") -> tuple[Te
 def _attend_jagged(
     q: Tensor, k: Tensor, v: Tensor, beside_documents: dict[str, object],
     gates: Tensor | None, relative: tuple[Tensor, Tensor] | None, positions: Tensor | None, position_kernel: tuple[str, Tensor] | None,
-    bias: Tensor | None, weight: Tensor | None, sinks: Tensor | None, scale: float | None, causal: bool, window: int | None, softcap: float | None,
-    dropout: tuple[float, Tensor | int | None],
+    bias: Tensor | None, weight: Tensor | None, sinks: Tensor | None, scale: float | None, causal: bool, window: int | None, sink_tokens: int | None,
+    softcap: float | None, dropout: tuple[float, Tensor | int | None],
 ) -> Tensor:  # fmt: skip
     """:func:`attention` of jagged nested tensors: packed documents whose offsets are cumulative lengths."""
     for name, value in beside_documents.items():
@@ -374,7 +382,7 @@ def _attend_jagged(
     alike = of_keys is of_queries or torch.equal(of_keys, of_queries)
     out = attend(
         q_rows[None], k_rows[None], v_rows[None], bias, weight, sinks, None, gates, None, None,
-        of_queries if alike else torch.stack([of_queries, of_keys])[None], "", scale, causal, window, softcap,
+        of_queries if alike else torch.stack([of_queries, of_keys])[None], "", scale, causal, window, sink_tokens, softcap,
         relative=relative, dropout=dropout, positions=positions, position_kernel=position_kernel,
     )  # fmt: skip
     return torch.nested.nested_tensor_from_jagged(out[0], offsets=of_queries, jagged_dim=2)
@@ -393,6 +401,7 @@ def attention_varlen(
     bias: Tensor | None = None,
     weight: Tensor | None = None,
     window: int | None = None,
+    sink_tokens: int | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
@@ -417,7 +426,7 @@ def attention_varlen(
         max_seqlen_q, max_seqlen_k: no document has more queries or keys; compared with cumulative
             lengths on the processor only, since reading a GPU's would wait for it.
         causal: has no default, since FlashAttention's is False and :func:`attention`'s is True.
-        bias, weight, window, scale, softcap, sinks, position_kernel, dropout_p, dropout_seed: as for
+        bias, weight, window, sink_tokens, scale, softcap, sinks, position_kernel, dropout_p, dropout_seed: as for
             :func:`attention`.
         gates, positions: as for :func:`attention`, but ``[Tk, H]``.
         relative: ``(r, P)`` as for :func:`attention`, with r of ``[Tq, H, R]``.
@@ -460,7 +469,7 @@ def attention_varlen(
     alike = cu_seqlens_q is cu_seqlens_k and q.shape[0] == k.shape[0]
     out = attend(
         *(x.transpose(0, 1)[None] for x in (q, k, v)), bias, weight, sinks, None, of_keys["gates"], None, None,
-        given[0] if alike else torch.stack(given)[None], "", scale, causal, window, softcap, relative=relative,
+        given[0] if alike else torch.stack(given)[None], "", scale, causal, window, sink_tokens, softcap, relative=relative,
         dropout=(dropout_p, dropout_seed), positions=of_keys["positions"], position_kernel=position_kernel,
     )  # fmt: skip
     return out[0].transpose(0, 1)

@@ -40,19 +40,24 @@ class Tiles(NamedTuple):
     decode: Tile
 
 
-def _decode_tile(bits: int, features: int) -> Tile:
+def _decode_tile(arch: str, bits: int, features: int) -> Tile:
     """As few rows as matrix units take, and 8 KiB of keys: registers for many programs at once, since decoding reads."""
-    return Tile(16, max(16, min(128, (64 << 10) // (features * bits))), 4)
+    return Tile(16, max(16, min(128, (64 << 10) // (features * bits))), _most_warps(arch))
+
+
+def _most_warps(arch: str) -> int:
+    """Of a small tile, whose registers they share out: AMD's have twice as many threads."""
+    return 4 if arch.startswith("gfx") else 8
 
 
 def _few_registers(arch: str, bits: int, features: int) -> Tiles:
     """Small tiles for what is seldom, a relative bias or learned positions in full precision or beside tables, gates and softcaps:
     larger ones spill.
     """
-    warps = 4 if arch.startswith("gfx") else 8
+    warps = _most_warps(arch)
     small = Tile(16, 16, warps)
     if bits == 16:
-        return Tiles(Tile(32, 32, warps), small, small, _decode_tile(bits, features))
+        return Tiles(Tile(32, 32, warps), small, small, _decode_tile(arch, bits, features))
     return Tiles(small, small, small, small)
 
 
@@ -85,20 +90,20 @@ class Shape(NamedTuple):
 
 
 #: A bias and sinks; a weight, gates, a softcap, a window and padding too; a relative bias per row, sinks, a window and
-#: padding; all of it, with dropout too; and dropout beside all but the relative bias.
-#: Learned positions, sinks, a window and padding; and all but a relative bias, with dropout too.
-TERMS = _PLAIN, _FULL, _OF_ROWS, _ALL, _DROPOUT, _OF_POSITIONS, _POSITIONS_AND_ALL = (
-    "bias", "all", "rows", "rows, all", "all, dropout", "positions", "positions, all, dropout"
+#: padding; all of it, with what is seldom too, dropout and first tokens under a window; and these beside all but the relative
+#: bias. Learned positions, sinks, a window and padding; and all but a relative bias, with what is seldom too.
+TERMS = _PLAIN, _FULL, _OF_ROWS, _ALL, _SELDOM, _OF_POSITIONS, _POSITIONS_AND_ALL = (
+    "bias", "all", "rows", "rows, all", "all, seldom", "positions", "positions, all, seldom"
 )  # fmt: skip
 #: Most features of a row that a relative bias is computed from. With more than 16 kernels spill.
 MOST_RANK = 64
 #: Every configuration that is launched, and that `scripts/check_triton.py code` compiles: none of half
-#: precision spills. Float32 with more than 128 features, with a relative bias beside all else at 128, and float64 do; no tile was
+#: precision spills but that of a relative bias and all else on sm_80 with 256 features. Float32 with more than 128 features, with a relative bias beside all else at 128, and float64 do; no tile was
 #: found that does not.
 #: Rows, keys and warps of the passes forward, dq and dkv. Tiles of the backward are square, since sums
 #: along diagonals need it.
 TILES = {
-    Shape(arch, bits, features, terms): Tiles(*(Tile(*tile) for tile in tiles), _decode_tile(bits, features))
+    Shape(arch, bits, features, terms): Tiles(*(Tile(*tile) for tile in tiles), _decode_tile(arch, bits, features))
     for (arch, bits), shapes in {
         ("sm_80", 16): {
             (64, _PLAIN): ((64, 64, 4), (32, 32, 4), (32, 32, 4)),
@@ -110,7 +115,7 @@ TILES = {
             (256, _PLAIN): ((32, 32, 8), (32, 32, 8), (32, 32, 8)),
             (256, _FULL): ((32, 32, 8), (32, 32, 8), (32, 32, 8)),
             (256, _OF_ROWS): ((32, 64, 8), (16, 16, 4), (32, 32, 8)),
-            (64, _OF_POSITIONS): ((64, 64, 4), (32, 32, 8), (32, 32, 8)),
+            (64, _OF_POSITIONS): ((64, 64, 8), (32, 32, 8), (32, 32, 8)),
             (128, _OF_POSITIONS): ((64, 64, 8), (32, 32, 8), (32, 32, 8)),
             (256, _OF_POSITIONS): ((64, 32, 8), (32, 32, 8), (16, 16, 8)),
         },
@@ -124,7 +129,7 @@ TILES = {
             (256, _PLAIN): ((32, 32, 4), (32, 32, 8), (32, 32, 8)),
             (256, _FULL): ((32, 32, 8), (32, 32, 8), (32, 32, 8)),
             (256, _OF_ROWS): ((32, 64, 8), (16, 16, 4), (32, 32, 8)),
-            (64, _OF_POSITIONS): ((64, 64, 4), (32, 32, 8), (32, 32, 4)),
+            (64, _OF_POSITIONS): ((64, 64, 8), (32, 32, 8), (32, 32, 4)),
             (128, _OF_POSITIONS): ((64, 64, 8), (32, 32, 8), (32, 32, 8)),
             (256, _OF_POSITIONS): ((32, 32, 4), (16, 16, 8), (32, 32, 8)),
         },
@@ -167,7 +172,7 @@ TILES = {
         ("sm_90", 32): {
             (64, _PLAIN): ((32, 32, 8), (32, 32, 8), (32, 32, 8)),
             (64, _FULL): ((32, 32, 8), (16, 16, 4), (32, 32, 8)),
-            (128, _PLAIN): ((32, 32, 8), (16, 16, 8), (16, 16, 8)),
+            (128, _PLAIN): ((32, 32, 4), (16, 16, 8), (16, 16, 8)),
             (128, _FULL): ((32, 32, 8), (16, 16, 8), (16, 16, 8)),
             (256, _PLAIN): ((16, 16, 8), (16, 16, 8), (16, 16, 8)),
             (256, _FULL): ((16, 16, 8), (16, 16, 8), (16, 16, 8)),
@@ -203,21 +208,29 @@ TILES = {
     for terms in (_PLAIN, _FULL)
 }
 
-#: Passes that spill in the tile of :data:`_FULL` once weights are dropped as well, and the tile that they have then.
-#: In backward_dkv of float32 with 128 features NVIDIA's spill in every tile.
-_TILES_OF_DROPOUT = {
+#: Passes that spill in the tile of :data:`_FULL` once weights are dropped as well or first tokens are seen, and the tile that
+#: they have then. In backward_dkv of float32 with 128 features NVIDIA's spill in every tile.
+_TILES_OF_SELDOM = {
     ("sm_80", 16, 256): dict(dq=(16, 16, 4), dkv=(16, 16, 4)), ("sm_80", 32, 64): dict(dq=(16, 16, 4), dkv=(16, 16, 8)),
-    ("sm_90", 16, 128): dict(dq=(32, 32, 8), dkv=(32, 32, 8)), ("sm_90", 16, 256): dict(dkv=(16, 16, 4)),
+    ("sm_90", 16, 128): dict(forward=(64, 32, 8), dq=(32, 32, 8), dkv=(32, 32, 8)), ("sm_90", 16, 256): dict(dq=(16, 16, 8), dkv=(16, 16, 4)),
     ("sm_90", 32, 64): dict(forward=(16, 16, 8), dkv=(16, 16, 4)), ("sm_90", 32, 128): dict(dkv=(16, 16, 16)),
-    ("sm_100", 16, 64): dict(forward=(64, 32, 4)), ("sm_100", 16, 128): dict(dq=(32, 32, 8), dkv=(32, 32, 8)),
-    ("sm_100", 16, 256): dict(dkv=(16, 16, 4)), ("sm_100", 32, 64): dict(forward=(16, 16, 8), dq=(16, 16, 4)),
+    ("sm_100", 16, 64): dict(forward=(64, 32, 8)), ("sm_100", 16, 128): dict(dq=(32, 32, 8), dkv=(32, 32, 8)),
+    ("sm_100", 16, 256): dict(dkv=(16, 16, 4), decode=(16, 16, 16)), ("sm_100", 32, 64): dict(forward=(16, 16, 8), dq=(16, 16, 4)),
     ("gfx942", 16, 256): dict(dq=(16, 16, 4)),
 }  # fmt: skip
 TILES |= {
-    shape._replace(terms=_DROPOUT): tiles._replace(**{name: Tile(*tile) for name, tile in _TILES_OF_DROPOUT.get(shape[:3], {}).items()})
+    shape._replace(terms=_SELDOM): tiles._replace(**{name: Tile(*tile) for name, tile in _TILES_OF_SELDOM.get(shape[:3], {}).items()})
     for shape, tiles in TILES.items()
     if shape.terms == _FULL
 }
+
+#: Other passes that spill in the tile of their kind, and their own.
+_OWN_TILES = {
+    Shape("sm_100", 16, 128, _SELDOM): dict(decode=(16, 32, 4)), Shape("sm_80", 16, 128, _POSITIONS_AND_ALL): dict(decode=(16, 32, 4)),
+    Shape("sm_90", 16, 256, _POSITIONS_AND_ALL): dict(decode=(16, 16, 16)), Shape("sm_100", 16, 256, _POSITIONS_AND_ALL): dict(dkv=(16, 16, 16), decode=(16, 16, 4)),
+    Shape("sm_90", 16, 256, _ALL): dict(forward=(16, 32, 8)),
+}  # fmt: skip
+TILES |= {shape: TILES[shape]._replace(**{name: Tile(*tile) for name, tile in own.items()}) for shape, own in _OWN_TILES.items()}
 
 #: The interpreter's own, small so that tests cross their borders.
 _INTERPRETED = Tiles(*[Tile(32, 32, 4)] * 3, Tile(16, 16, 4))
@@ -402,11 +415,11 @@ class _Call:
 
     def __init__(
         self, q, k, v, bias, weight, sinks, numbers, clocks, relative_rows, profiles, positions, parameters, key_starts, key_lengths,
-        documents, dropout_seed, encoding, scale, causal, window, softcap, dropout_p, position_kernel,
+        documents, dropout_seed, encoding, scale, causal, window, sink_tokens, softcap, dropout_p, position_kernel,
     ) -> None:  # fmt: skip
         from . import _ops
 
-        _ops._rule("", scale, causal, window, softcap, dropout_p, 1)  # refuses what the engine refuses
+        _ops._rule("", scale, causal, window, sink_tokens, softcap, dropout_p, 1)  # refuses what the engine refuses
         if numbers is not None or encoding:
             refuse_encoding(encoding, q.device)
         if relative_rows is not None or profiles is not None:
@@ -416,6 +429,8 @@ class _Call:
             _check_learned(q, k.shape[2], positions, parameters, position_kernel)
         _check(q, k, v, bias, weight, sinks, clocks, key_starts, key_lengths, documents, causal)
         _check_dropout(dropout_seed, dropout_p, q.device)
+        has_intervals = any(x is not None and x.dim() == 2 for x in (key_starts, key_lengths))
+        _require(sink_tokens is None or not has_intervals, "sink_tokens: intervals of keys per query have no first tokens; leave it out")
         self.kernels = kernels()
         self.q, self.k, self.v = (_ops._rows(x) for x in (q, k, v))
         self.bias, self.weight, self.sinks, self.clocks = (_ops._dense(x) for x in (bias, weight, sinks, clocks))
@@ -423,7 +438,7 @@ class _Call:
         self.x, self.parameters, self.position_kernel = _ops._dense(positions), _ops._dense(parameters), position_kernel
         self.batch, self.heads, self.queries, self.features = q.shape
         self.kv_heads, self.keys = k.shape[1:3]
-        self.causal, self.window = causal, window
+        self.causal, self.window, self.sink_tokens = causal, window, sink_tokens
         self.number = torch.float32 if q.dtype in _HALF else q.dtype
         tables = [x for x in (bias, weight) if x is not None]
         self.columns = tables[0].shape[1] if tables else 0
@@ -435,14 +450,14 @@ class _Call:
             self.dropout = self.kernels.Dropout(dropout_seed, dropout_bound(dropout_p), exact(1 / (1 - dropout_p)))
         self.intervals = self._intervals(key_starts, key_lengths, documents)
         if positions is not None:
-            more = (bias, weight, clocks, softcap, dropout_seed)
+            more = (bias, weight, clocks, softcap, dropout_seed, sink_tokens)
             terms = _OF_POSITIONS if all(x is None for x in more) else _POSITIONS_AND_ALL
         elif profiles is None:
             more = (weight, clocks, softcap, window, key_starts, key_lengths, documents)
             terms = _PLAIN if all(x is None for x in more) else _FULL
-            terms = terms if dropout_seed is None else _DROPOUT
+            terms = terms if dropout_seed is None and sink_tokens is None else _SELDOM
         else:
-            terms = _OF_ROWS if all(x is None for x in (bias, weight, clocks, softcap, dropout_seed)) else _ALL
+            terms = _OF_ROWS if all(x is None for x in (bias, weight, clocks, softcap, dropout_seed, sink_tokens)) else _ALL
         self.tiles = tiles_of(_arch(q.device), q.dtype, self.features, terms)
 
     def _intervals(self, starts: Tensor | None, ends: Tensor | None, documents: Tensor | None) -> tuple[Tensor, Tensor] | None:
@@ -468,13 +483,13 @@ class _Call:
     def mask(self, rows: int | None = None):
         """The mask of a pass, with the bounds of tiles of so many rows where it reads them."""
         if self.intervals is None:
-            return self.kernels.Mask(self.window, None, None, None, None)
+            return self.kernels.Mask(self.window, self.sink_tokens, None, None, None, None)
         bounds = (None, None)
         if rows is not None:
             pad = lambda x, value: torch.nn.functional.pad(x, (0, -self.queries % rows), value=value)  # noqa: E731
             first, last = self.intervals
             bounds = pad(first, self.keys).unflatten(1, (-1, rows)).amin(2), pad(last, 0).unflatten(1, (-1, rows)).amax(2)
-        return self.kernels.Mask(self.window, *self.intervals, *bounds)
+        return self.kernels.Mask(self.window, self.sink_tokens, *self.intervals, *bounds)
 
     def rows(self, x: Tensor):
         return self.kernels.Rows(x, *x.stride()[:3])
@@ -497,8 +512,9 @@ class _Call:
     @property
     def learned(self):
         """Learned positions and their kernel as a pass reads them, or nothing."""
-        of_kernel = None if self.x is None else self.parameters.to(self.number)
-        return self.kernels.Learned(self.x, of_kernel)
+        if self.x is None:
+            return self.kernels.Learned(None, None, 0)
+        return self.kernels.Learned(self.x, self.parameters.to(self.number), self.parameters.shape[1])
 
     @property
     def sums(self) -> int:
@@ -517,15 +533,14 @@ class _Call:
     @property
     def profile_reach(self) -> int:
         """Distances 0 .. reach - 1 that have profiles and that a pair may have."""
-        reach = min(self.profiles.shape[1], self.keys)
-        return reach if self.window is None else min(reach, self.window)
+        return min(self.profiles.shape[1], self.keys, self.furthest)
 
     def options(self, tile: Tile) -> dict:
         rank = 0 if self.profiles is None else self.profiles.shape[0]
         precision = _precision if self.q.dtype == torch.float32 else "ieee"
         return dict(
             D=self.features, WIDTH=_width(self.features), RANK=rank, RANKS=_width(rank), KERNEL=self.position_kernel,
-            P=0 if self.x is None else self.parameters.shape[1], CAUSAL=self.causal, PRECISION=precision,
+            CAUSAL=self.causal, PRECISION=precision,
             OF_ROWS=OF_ROWS_OF_HALF if self.q.dtype in _HALF else precision, **_compiled(tile.warps),
         )  # fmt: skip
 
@@ -547,7 +562,8 @@ class _Call:
         """The parts into which keys are cut, 1 unless there are few queries. The backward needs only the
         output and lse, so that it is the same after both.
         """
-        reach = min(self.keys, 2**30 if self.window is None else self.queries + (1 if self.causal else 2) * self.window)
+        seen = 2**30 if self.window is None else self.queries + (1 if self.causal else 2) * self.window + (self.sink_tokens or 0)
+        reach = min(self.keys, seen)
         few = self.queries <= DECODED and self.dropout.seed is None
         return min(_tiles(reach, PART_KEYS), MOST_PARTS) if few else 1
 
@@ -569,8 +585,12 @@ class _Call:
 
     def reach(self) -> int:
         """Distances 0 .. reach - 1, of one direction, that a pair may have."""
-        reach = self.columns if self.causal else self.columns // 2 + 1
-        return reach if self.window is None else min(reach, self.window)
+        return min(self.columns if self.causal else self.columns // 2 + 1, self.furthest)
+
+    @property
+    def furthest(self) -> int:
+        """No pair is so far apart."""
+        return 2**30 if self.window is None or self.sink_tokens is not None else self.window
 
     def backward_dq(
         self, saved, d_q: Tensor, delta: Tensor, d_row_clocks: Tensor | None, d_rows: Tensor | None, d_row_positions: Tensor | None,

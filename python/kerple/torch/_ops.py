@@ -22,7 +22,9 @@ from .. import _native
 from . import _gpu
 
 _library = registry.Library("kerple", "DEF")
-_OPTIONS = "str encoding, float scale, bool causal, int? window, float? softcap, float dropout_p, str position_kernel"
+_OPTIONS = (
+    "str encoding, float scale, bool causal, int? window, int? sink_tokens, float? softcap, float dropout_p, str position_kernel"
+)
 _INPUTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? weight, Tensor? sinks, Tensor? numbers, Tensor? clocks, "
     "Tensor? rows, Tensor? profiles, Tensor? positions, Tensor? parameters, Tensor? key_starts, Tensor? key_lengths, "
@@ -40,7 +42,7 @@ _library.define("turns(Tensor rates, str encoding, SymInt start, SymInt rows, Sy
 #: Of the tensors of a call: those with gradients, up to the parameters of a kernel of positions; and all.
 _WITH_GRADIENTS, _TENSORS = 12, 16
 #: Numbers, names and flags of a call.
-_NUMBERS = 7
+_NUMBERS = 8
 
 #: Bytes of memory of this machine.
 _MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -59,9 +61,9 @@ def encoding(key: str) -> _native.Encoding:
 
 @lru_cache(maxsize=4096)
 def _rule(
-    key: str, scale: float, causal: bool, window: int | None, softcap: float | None, dropout_p: float, threads: int
+    key: str, scale: float, causal: bool, window: int | None, sink_tokens: int | None, softcap: float | None, dropout_p: float, threads: int
 ) -> _native.Rule:
-    return _native.Rule(scale, causal, window, softcap, threads, encoding(key) if key else None, dropout_p)
+    return _native.Rule(scale, (causal, window, sink_tokens), softcap, threads, encoding(key) if key else None, dropout_p)
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -21,7 +21,8 @@ class KVCache:
             out = encoding(q, *cache.append(k, v))
 
     It carries no gradients, and positions are consecutive. With ``window`` it keeps only the
-    earlier positions that new queries attend to with this window.
+    earlier positions that new queries attend to with this window: not for attention with
+    ``sink_tokens``, whose first tokens it would drop.
     """
 
     def __init__(self, window: int | None = None) -> None:

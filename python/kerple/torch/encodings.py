@@ -24,6 +24,14 @@ from ._ops import encoding, encoding_key, table
 from ._positions import positions_of_logits, spline_parameters
 
 
+#: What encodings do that enter in these places.
+_NOT_IN_TORCH = {
+    "feature_gates": "gates every feature of queries and keys",
+    "content_rotation": "rotates queries and keys by angles that rows set",
+    "path": "sums a bias over the tokens between query and key",
+}
+
+
 class Encoding(nn.Module):
     """Attention with a positional method; ``kerple describe`` lists the kinds.
 
@@ -38,7 +46,7 @@ class Encoding(nn.Module):
         layer: gives each layer other initial values, in a model whose layers do not share the
             encoding.
         dtype: type of the parameters.
-        keys: keys of the method, such as ``max_distance`` of T5, and ``window`` and ``scale`` of
+        keys: keys of the method, such as ``max_distance`` of T5, and ``window``, ``sink_tokens`` and ``scale`` of
             all methods. ``reach`` ends a bias: it is 0 for keys at that distance and beyond.
 
     Raises:
@@ -67,14 +75,12 @@ class Encoding(nn.Module):
         if not _linear and native.entry in ("embeddings", "code"):
             where = "the embeddings" if native.entry == "embeddings" else "linear attention, see LinearAttention"
             raise ValueError(f"kind = {kind!r} enters {where}, not the scores of attention")
-        unknown = {"feature_gates": "gates every feature of queries and keys", "path": "sums a bias over tokens"}
-        if native.entry in unknown:
-            raise ValueError(
-                f"kind = {kind!r} {unknown[native.entry]}, which kerple.torch does not compute; `kerple train` does"
-            )
+        if native.entry in _NOT_IN_TORCH:
+            what = _NOT_IN_TORCH[native.entry]
+            raise ValueError(f"kind = {kind!r} {what}, which kerple.torch does not compute; `kerple train` does")
         self.kind, self.heads, self.head_dim = kind, heads, head_dim
         self.d_model = heads * head_dim if d_model is None else d_model
-        self.window = native.window
+        self.window, self.sink_tokens = native.window, native.sink_tokens
         self._entry, self._tables, self._own = native.entry, native.tables, native.own
         self._projected = native.projected
         self._key = encoding_key(native.keys, heads, head_dim, train_len, d_model)
@@ -393,7 +399,7 @@ class Encoding(nn.Module):
             q = q + self.u.to(dtype)[:, None]
         out = attend(
             q, k, v, bias, weight, sinks, numbers, gates, key_starts, key_lengths, documents,
-            self._in_engine, scale, causal, self.window, softcap, key_ends, relative, (dropout_p, dropout_seed),
+            self._in_engine, scale, causal, self.window, self.sink_tokens, softcap, key_ends, relative, (dropout_p, dropout_seed),
             positions, kernel,
         )  # fmt: skip
         return out.to(of)

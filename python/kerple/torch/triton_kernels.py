@@ -9,7 +9,8 @@
     dq_i = scale sum_j dz_ij ds_ij k_j     dk_j = scale sum_i dz_ij ds_ij q_i,  ds = weight softcap'
 
 where c are cumulative gates, u is the bias per row of :mod:`.triton_relative`, k is the kernel of learned positions
-of :mod:`.triton_positions`, and sums run over the pairs that the mask admits. Dropout multiplies the P of o and dv, and do . v, by 0 or ``1 / (1 - p)``. The passes are those of
+of :mod:`.triton_positions`, and sums run over the pairs that the mask admits. A pass along a row of tiles visits those
+of the window, and then those of first tokens before it. Dropout multiplies the P of o and dv, and do . v, by 0 or ``1 / (1 - p)``. The passes are those of
 FlashAttention-2 (Dao 2023, arXiv:2307.08691): tiles of the scores live in registers only, and the
 backward recomputes them from ``lse``. Few queries share out their keys among programs.
 
@@ -27,7 +28,8 @@ import triton.language as tl
 from .triton_positions import Learned, _add_parameters, _kernel  # noqa: F401
 from .triton_relative import Relative, _add_block, _block, _by_distance, _first_block, _of_distances, _of_distances_transposed  # noqa: F401
 from .triton_scores import _INF, _INTERPRETED, _LOG2E, Dropout, Mask, Rows, Sizes, Terms  # noqa: F401
-from .triton_scores import _between, _dot, _intervals, _kept, _keys_seen, _load, _range, _rows_that_see, _scores, _store, _sums
+from .triton_scores import _between, _dot, _first_tokens, _intervals, _kept, _keys_seen, _load, _past_first_tokens, _range  # noqa: F401
+from .triton_scores import _rows_that_see, _scores, _store, _sums
 
 
 @triton.jit
@@ -51,7 +53,7 @@ def _normalized(acc, row_max, row_sum):
 @triton.jit
 def forward(
     q, k, v, out, lse, sinks, splits, sizes, terms, mask, dropout, relative, learned,
-    D: tl.constexpr, WIDTH: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, KERNEL: tl.constexpr, P: tl.constexpr,
+    D: tl.constexpr, WIDTH: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, KERNEL: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, TOGETHER: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, OF_ROWS: tl.constexpr,
 ):  # fmt: skip
     """Output and lse of M rows, of ``B splits H Q / M`` programs.
@@ -80,30 +82,41 @@ def forward(
     bh = b * sizes.heads + of
     c, x = _sums(terms.clocks, bh, i[:, None], sizes.keys), _sums(learned.x, bh, i[:, None], sizes.keys)
     start, end = _keys_seen(i, low, high, sizes.keys, mask, CAUSAL)
-    if splits > 1:
-        keys = tl.cdiv(tl.maximum(end - start, 0), splits * N) * N
-        start += split * keys
-        end = tl.minimum(end, start + keys)
+    first, past = start, start
+    if mask.sink_tokens is not None:
+        first, past = _first_tokens(mask, low, high, start)
+        past = first + tl.cdiv(past - first, N) * N
+        start = tl.maximum(start, past)
+    if splits > 1:  # of the keys of the window, and then of the first tokens
+        window = tl.cdiv(tl.maximum(end - start, 0), N) * N
+        keys = tl.cdiv(window + past - first, splits * N) * N
+        before = split * keys
+        start, end = start + before, tl.minimum(end, start + before + keys)
+        first, past = first + tl.maximum(before - window, 0), tl.minimum(past, first + before + keys - window)
     if relative.profiles is not None:  # rows are at most N apart
         r_tile, origin, offset = _load(relative, b, h, m, length, RANK, M, RANKS), m + sizes.keys - sizes.queries, tl.arange(0, M)
         if TOGETHER > 1:
             origin, offset = sizes.keys - sizes.queries, query
-        far = _first_block(r_tile, relative, origin - start, RANK, N, OF_ROWS, ACC)
-    for n in range(start, end, N):
-        products = _dot(q_tile, tl.trans(_load(k, b, g, n, sizes.keys, D, N, WIDTH)), PRECISION, ACC)
-        z, _, _, _ = _scores(products, i, n, low[:, None], high[:, None], c, bh, of, sizes, terms, mask, CAUSAL, False)
+    for span in range(1 if mask.sink_tokens is None else 2):
         if relative.profiles is not None:
-            if origin - n - N < relative.reach:
-                near, far = far, _block(r_tile, relative, origin - n - N, RANK, N, False, OF_ROWS, ACC)
-                z += _of_distances(near, far, offset)
-        if learned.x is not None:
-            u = tl.abs(_between(learned.x, x, bh, n, N, sizes.keys, False, ACC))
-            z += _kernel(u, learned, of, KERNEL, P)[0]
-        p, rescale, row_max, row_sum = _add_to_softmax(z, row_max, row_sum)
-        if dropout.seed is not None:  # not while decoding, where rows are queries of several heads
-            p = tl.where(_kept(dropout, bh, m, n, M, N, False), p, 0.0)
-        v_tile = _load(v, b, g, n, sizes.keys, D, N, WIDTH)
-        acc = acc * rescale[:, None] + _dot(p.to(v_tile.dtype), v_tile, PRECISION, ACC)
+            far = _first_block(r_tile, relative, origin - start, RANK, N, OF_ROWS, ACC)
+        for n in range(start, end, N):
+            products = _dot(q_tile, tl.trans(_load(k, b, g, n, sizes.keys, D, N, WIDTH)), PRECISION, ACC)
+            z, _, _, _ = _scores(products, i, n, low[:, None], high[:, None], c, bh, of, sizes, terms, mask, CAUSAL, False)
+            if relative.profiles is not None:
+                if origin - n - N < relative.reach:
+                    near, far = far, _block(r_tile, relative, origin - n - N, RANK, N, False, OF_ROWS, ACC)
+                    z += _of_distances(near, far, offset)
+            if learned.x is not None:
+                u = tl.abs(_between(learned.x, x, bh, n, N, sizes.keys, False, ACC))
+                z += _kernel(u, learned, of, KERNEL)[0]
+            p, rescale, row_max, row_sum = _add_to_softmax(z, row_max, row_sum)
+            if dropout.seed is not None:  # not while decoding, where rows are queries of several heads
+                p = tl.where(_kept(dropout, bh, m, n, M, N, False), p, 0.0)
+            v_tile = _load(v, b, g, n, sizes.keys, D, N, WIDTH)
+            acc = acc * rescale[:, None] + _dot(p.to(v_tile.dtype), v_tile, PRECISION, ACC)
+        if mask.sink_tokens is not None:
+            start, end = first, past
     acc, row_lse = _normalized(acc, row_max, row_sum)
     if dropout.seed is not None:
         acc *= dropout.scale
@@ -148,7 +161,7 @@ def _add_diagonals(partial, columns, distance, x, CAUSAL: tl.constexpr, T: tl.co
 def backward_dq(
     q, k, v, out, d_out, d_q, lse, delta, d_row_clocks, partial_bias, partial_weight, d_rows, partial_profiles,
     d_row_positions, partial_parameters, columns, items, splits, sizes, terms, mask, dropout, relative, learned,
-    D: tl.constexpr, WIDTH: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, KERNEL: tl.constexpr, P: tl.constexpr, S: tl.constexpr,
+    D: tl.constexpr, WIDTH: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, KERNEL: tl.constexpr, S: tl.constexpr,
     T: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, OF_ROWS: tl.constexpr,
 ):  # fmt: skip
     """dq, delta, dr, sums over rows for learned positions, and the gradients of tables, profiles and a kernel's parameters
@@ -189,48 +202,57 @@ def backward_dq(
         farthest = tl.maximum(0, tl.cdiv(first - start, T))
         if relative.profiles is not None:
             r_tile, offset = _load(relative, b, h, m, sizes.queries, RANK, T, RANKS), tl.arange(0, T)
-            near = _first_block(r_tile, relative, (nearest - 1) * T, RANK, T, OF_ROWS, ACC)
             if partial_profiles is not None:
-                acc_rows, du = tl.zeros((T, RANKS), ACC), tl.zeros((T, T), ACC)
-        for e in range(nearest, farthest + 1):
-            n = first - e * T
-            k_tile = _load(k, b, g, n, sizes.keys, D, T, WIDTH)
-            products = _dot(q_tile, tl.trans(k_tile), PRECISION, ACC)
-            z, s, slope, sign = _scores(products, i, n, low[:, None], high[:, None], c, bh, h, sizes, terms, mask, CAUSAL, False)
+                acc_rows = tl.zeros((T, RANKS), ACC)
+        for span in range(1 if mask.sink_tokens is None else 2):
             if relative.profiles is not None:
-                if (e - 1) * T < relative.reach:
-                    far, near = near, _block(r_tile, relative, e * T, RANK, T, False, OF_ROWS, ACC)
-                    z += _of_distances(near, far, offset)
-            if learned.x is not None:
-                u = tl.abs(_between(learned.x, x, bh, n, T, sizes.keys, False, ACC))
-                k_of_u, rate, ln_u = _kernel(u, learned, h, KERNEL, P)
-                z += k_of_u
-            p = tl.exp2((z - row_lse[:, None]) * _LOG2E)
-            dp = _dot(do_tile, tl.trans(_load(v, b, g, n, sizes.keys, D, T, WIDTH)), PRECISION, ACC)
-            if dropout.seed is not None:
-                dp = tl.where(_kept(dropout, bh, m, n, T, T, False), dp * dropout.scale, 0.0)
-            dz = p * (dp - row_delta[:, None])
-            if d_row_clocks is not None:
-                acc_clocks += tl.sum(dz * sign, 1)
-            if partial_parameters is not None:
-                acc_positions += tl.sum(dz * rate * sign, 1)
-                acc_parameters = _add_parameters(acc_parameters, dz, u, k_of_u, rate, ln_u, KERNEL, P)
-            if partial_bias is not None:
-                _add_diagonals(partial_bias, columns, e * T, dz, CAUSAL, T)
-            if partial_weight is not None:
-                _add_diagonals(partial_weight, columns, e * T, dz * s, CAUSAL, T)
-            acc += _dot((dz * slope).to(k_tile.dtype), k_tile, PRECISION, ACC)
+                near = _first_block(r_tile, relative, (nearest - 1) * T, RANK, T, OF_ROWS, ACC)
+                if partial_profiles is not None:
+                    du = tl.zeros((T, T), ACC)
+            for e in range(nearest, farthest + 1):
+                n = first - e * T
+                k_tile = _load(k, b, g, n, sizes.keys, D, T, WIDTH)
+                products = _dot(q_tile, tl.trans(k_tile), PRECISION, ACC)
+                z, s, slope, sign = _scores(products, i, n, low[:, None], high[:, None], c, bh, h, sizes, terms, mask, CAUSAL, False)
+                if relative.profiles is not None:
+                    if (e - 1) * T < relative.reach:
+                        far, near = near, _block(r_tile, relative, e * T, RANK, T, False, OF_ROWS, ACC)
+                        z += _of_distances(near, far, offset)
+                if learned.x is not None:
+                    u = tl.abs(_between(learned.x, x, bh, n, T, sizes.keys, False, ACC))
+                    k_of_u, rate, ln_u = _kernel(u, learned, h, KERNEL)
+                    z += k_of_u
+                p = tl.exp2((z - row_lse[:, None]) * _LOG2E)
+                dp = _dot(do_tile, tl.trans(_load(v, b, g, n, sizes.keys, D, T, WIDTH)), PRECISION, ACC)
+                if dropout.seed is not None:
+                    dp = tl.where(_kept(dropout, bh, m, n, T, T, False), dp * dropout.scale, 0.0)
+                dz = p * (dp - row_delta[:, None])
+                if d_row_clocks is not None:
+                    acc_clocks += tl.sum(dz * sign, 1)
+                if partial_parameters is not None:
+                    acc_positions += tl.sum(dz * rate * sign, 1)
+                    acc_parameters = _add_parameters(acc_parameters, dz, u, k_of_u, rate, ln_u, learned, KERNEL)
+                if partial_bias is not None:
+                    _add_diagonals(partial_bias, columns, e * T, dz, CAUSAL, T)
+                if partial_weight is not None:
+                    _add_diagonals(partial_weight, columns, e * T, dz * s, CAUSAL, T)
+                acc += _dot((dz * slope).to(k_tile.dtype), k_tile, PRECISION, ACC)
+                if partial_profiles is not None:
+                    if (e - 1) * T < relative.reach:
+                        of_near, of_far = _by_distance(dz)
+                        acc_rows = _add_block(acc_rows, partial_profiles, du + of_far, r_tile, relative, (e - 1) * T, RANK, OF_ROWS, ACC)
+                        du = of_near
             if partial_profiles is not None:
-                if (e - 1) * T < relative.reach:
-                    of_near, of_far = _by_distance(dz)
-                    acc_rows = _add_block(acc_rows, partial_profiles, du + of_far, r_tile, relative, (e - 1) * T, RANK, OF_ROWS, ACC)
-                    du = of_near
+                if farthest * T < relative.reach:
+                    acc_rows = _add_block(acc_rows, partial_profiles, du, r_tile, relative, farthest * T, RANK, OF_ROWS, ACC)
+            if mask.sink_tokens is not None:
+                key, past = _first_tokens(mask, low, high, start)
+                nearest = tl.maximum(farthest, (first - past) // T) + 1
+                farthest = tl.where(key < past, tl.cdiv(first - key, T), nearest - 1)
         _store(d_q, acc * terms.scale, b, h, m, sizes.queries, D, T, WIDTH)
         if d_row_clocks is not None:
             tl.store(d_row_clocks + row, acc_clocks, mask=rows < sizes.queries)
         if partial_profiles is not None:
-            if farthest * T < relative.reach:
-                acc_rows = _add_block(acc_rows, partial_profiles, du, r_tile, relative, farthest * T, RANK, OF_ROWS, ACC)
             _store(d_rows, acc_rows, b, h, m, sizes.queries, RANK, T, RANKS)
         if partial_parameters is not None:
             tl.store(d_row_positions + row, acc_positions, mask=rows < sizes.queries)
@@ -257,7 +279,7 @@ def fold(partial, total, columns, total_columns, splits, CAUSAL: tl.constexpr, C
 @triton.jit
 def backward_dkv(
     q, k, v, d_out, d_k, d_v, lse, delta, d_clocks, d_positions, sizes, terms, mask, dropout, relative, learned,
-    D: tl.constexpr, WIDTH: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, KERNEL: tl.constexpr, P: tl.constexpr, T: tl.constexpr,
+    D: tl.constexpr, WIDTH: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, KERNEL: tl.constexpr, T: tl.constexpr,
     CAUSAL: tl.constexpr, PRECISION: tl.constexpr, OF_ROWS: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of T keys of one key head, and d_clocks and d_positions but for the sums over rows, of ``B G K / T``
@@ -273,7 +295,11 @@ def backward_dkv(
     acc_k, acc_v = tl.zeros((T, WIDTH), ACC), tl.zeros((T, WIDTH), ACC)
     shift = sizes.keys - sizes.queries
     start, end = _rows_that_see(mask, b, n, sizes.queries, T)
-    start, end = _range(start + shift, end + shift, j, mask, CAUSAL, True)
+    last = end + shift
+    start, end = _range(start + shift, last, j, mask, CAUSAL, True)
+    if mask.sink_tokens is not None:  # where a key is the first token of some queries, it is of the last
+        first_key = _intervals(mask, b, last - shift - 1, sizes.queries)[0]
+        end = tl.where(n < _past_first_tokens(mask, first_key), last, end)
     if dropout.seed is not None:  # four queries draw together
         start -= (start - shift) % 4
     group = sizes.heads // sizes.kv_heads
@@ -295,7 +321,7 @@ def backward_dkv(
                     z += _of_distances_transposed(_block(r_tile, relative, first - n, RANK, T, True, OF_ROWS, ACC), far)
             if learned.x is not None:
                 u = tl.abs(_between(learned.x, x, bh, first, T, sizes.keys, True, ACC))
-                k_of_u, rate, _ = _kernel(u, learned, h, KERNEL, P)
+                k_of_u, rate, _ = _kernel(u, learned, h, KERNEL)
                 z += k_of_u
             row = tl.cast(bh, tl.int64) * sizes.queries + rows
             row_lse = tl.load(lse + row, mask=rows < sizes.queries, other=_INF)

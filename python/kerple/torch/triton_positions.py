@@ -23,9 +23,10 @@ import triton.language as tl
 
 
 class Learned(NamedTuple):
-    """Positions x of all keys, and the parameters of their kernel, in the type of scores."""
+    """Positions x of all keys, and the parameters of their kernel, ``[H, count]`` in the type of scores."""
     x: Any
     parameters: Any
+    count: int
 
 
 @triton.jit
@@ -36,25 +37,26 @@ def _log_1p(y):
 
 
 @triton.jit
-def _parameter(learned, h, n: tl.constexpr, P: tl.constexpr):
-    return tl.load(learned.parameters + h * P + n)
+def _parameter(learned, h, n):
+    return tl.load(learned.parameters + h * learned.count + n)
 
 
 @triton.jit
-def _kernel(u, learned, h, KERNEL: tl.constexpr, P: tl.constexpr):
+def _kernel(u, learned, h, KERNEL: tl.constexpr):
     """k, k' and, where there is an exponent, ln u, with the parameters of head h, or of one head per row."""
-    first, ln_u = _parameter(learned, h, 0, P), u
+    first, ln_u = _parameter(learned, h, 0), u
     if KERNEL == "spline":
-        k, rate = -first * u, -first + tl.zeros_like(u)
-        for m in tl.static_range(1, P):
-            a = _parameter(learned, h, m, P)
-            k -= a * tl.minimum(u, 2.0 ** (m - 1))
-            rate -= tl.where(u < 2.0 ** (m - 1), a, 0.0)
+        k, rate, knot = -first * u, -first + tl.zeros_like(u), 1.0
+        for m in range(1, learned.count):
+            a = _parameter(learned, h, m)
+            k -= a * tl.minimum(u, knot)
+            rate -= tl.where(u < knot, a, 0.0)
+            knot *= 2.0
     elif KERNEL == "log":
-        r2 = _parameter(learned, h, 1, P)
+        r2 = _parameter(learned, h, 1)
         k, rate = -first * _log_1p(r2 * u), -first * r2 / (1.0 + r2 * u)
     else:
-        p = _parameter(learned, h, P - 1, P)
+        p = _parameter(learned, h, learned.count - 1)
         apart = u > 0.0
         divisor = tl.where(apart, u, 1.0)
         ln_u = tl.log(divisor)
@@ -63,19 +65,21 @@ def _kernel(u, learned, h, KERNEL: tl.constexpr, P: tl.constexpr):
             k = -first * power
             rate = p * k / divisor
         else:
-            inner = _parameter(learned, h, 1, P) * power
+            inner = _parameter(learned, h, 1) * power
             k, rate = -first * _log_1p(inner), -first * p * inner / ((1.0 + inner) * divisor)
     return k, rate, ln_u
 
 
 @triton.jit
-def _add_parameters(sums, dz, u, k, rate, ln_u, KERNEL: tl.constexpr, P: tl.constexpr):
+def _add_parameters(sums, dz, u, k, rate, ln_u, learned, KERNEL: tl.constexpr):
     """Sums by row, ``[T, S]``, and those of a tile."""
     column = tl.arange(0, sums.shape[1])[None, :]
     if KERNEL == "spline":
         sums += tl.where(column == 0, tl.sum(dz * u, 1)[:, None], 0.0)
-        for m in tl.static_range(1, P):
-            sums += tl.where(column == m, tl.sum(dz * tl.minimum(u, 2.0 ** (m - 1)), 1)[:, None], 0.0)
+        knot = 1.0
+        for m in range(1, learned.count):
+            sums += tl.where(column == m, tl.sum(dz * tl.minimum(u, knot), 1)[:, None], 0.0)
+            knot *= 2.0
     else:
         scaled = dz * u * rate
         sums += tl.where(column == 0, tl.sum(dz * k, 1)[:, None], 0.0)

@@ -40,11 +40,12 @@ class Terms(NamedTuple):
 
 
 class Mask(NamedTuple):
-    """``|d| < window``, and the interval of keys of each query: the first and the last + 1, ``[B, Q]`` int32, K
-    and 0 of an empty one. ``backward_dkv`` also reads the least first and the greatest last of each of its row
-    tiles, ``[B, Q / T]``.
+    """``|d| < window``, or one of the first ``sink_tokens`` keys of a query's interval; and that interval, of each query:
+    the first and the last + 1, ``[B, Q]`` int32, K and 0 of an empty one. ``backward_dkv`` also reads the least first and
+    the greatest last of each of its row tiles, ``[B, Q / T]``.
     """
     window: int | None
+    sink_tokens: int | None
     first: Any
     last: Any
     tile_first: Any
@@ -103,6 +104,23 @@ def _intervals(mask, b, rows, queries):
         first = tl.load(mask.first + tl.cast(b, tl.int64) * queries + rows, mask=inside, other=2**31 - 1)
         last = tl.load(mask.last + tl.cast(b, tl.int64) * queries + rows, mask=inside, other=0)
     return first, last
+
+
+@triton.jit
+def _past_first_tokens(mask, low):
+    """The first key that is not one of the first tokens, where the first key of a query's interval is low."""
+    return mask.sink_tokens if mask.first is None else low + mask.sink_tokens
+
+
+@triton.jit
+def _first_tokens(mask, low, high, start):
+    """First and last + 1 of the first tokens that queries with these intervals see before ``start``, which is the first key
+    of their windows.
+    """
+    first, past = 0, _past_first_tokens(mask, tl.max(tl.where(low < high, low, 0)))
+    if mask.first is not None:
+        first = tl.min(low)
+    return first, tl.maximum(first, tl.minimum(past, start))
 
 
 @triton.jit
@@ -178,7 +196,10 @@ def _scores(products, own, first, low, high, c, bh, h, sizes, terms, mask, CAUSA
     if CAUSAL:
         seen = seen & (d >= 0)
     if mask.window is not None:
-        seen = seen & (d < mask.window)
+        near = d < mask.window
+        if mask.sink_tokens is not None:
+            near = near | (j < _past_first_tokens(mask, low))
+        seen = seen & near
         if not CAUSAL:
             seen = seen & (-d < mask.window)
     if mask.first is not None:
