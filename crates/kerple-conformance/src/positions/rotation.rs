@@ -21,7 +21,7 @@ use kerple_core::ops::heads::HeadLayout;
 use kerple_core::ops::rotary::Turn;
 use std::collections::BTreeMap;
 
-/// The parameters of a case, by name, and what is made of them.
+/// The parameters of a case, by name, and what comes of them.
 struct Learned {
     parameters: BTreeMap<String, Leaf>,
     /// `[B, K, H P]`
@@ -136,7 +136,7 @@ impl Learned {
         };
         let two = |name: &str| match parameters.get(name) {
             Some(Leaf::Two(x)) => Ok(x.clone()),
-            _ => Err(format!("params.{name} is no matrix")),
+            _ => Err(format!("params.{name} is not a matrix")),
         };
         // of key heads or of query heads
         let of_each = |x: Tensor<4>| -> Checked<Tensor<4>> {
@@ -178,7 +178,7 @@ impl Learned {
                 let projected = ProjectedIncrements { weights, filters: two("conv")?, bias, gate };
                 let increments = IncrementProjection::Projected(Box::new(projected));
                 let projection = AngleProjection { increments, rates: rates.into() };
-                let rows = three("y").ok_or("no rows that angles are made of")?;
+                let rows = three("y").ok_or("no rows to compute angles from")?;
                 projection.increments(&rows, &AttentionMask::from(Mask::CAUSAL), (Impl::Kernel, None))
             }
         };

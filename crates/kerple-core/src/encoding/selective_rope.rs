@@ -53,7 +53,7 @@ pub struct SelectiveRopeConfig {
     /// Whether products of pairs decay too.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub decay: bool,
-    /// Whether each head has a gate beside those decays.
+    /// Whether each head has a gate as well.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub scalar_gate: bool,
 }
@@ -87,7 +87,7 @@ impl Positional for SelectiveRopeConfig {
             let hint = "also set decay = true, or remove it";
             return Err(ConfigError::new(
                 "scalar_gate",
-                "is a gate beside decays, and there are none".to_owned(),
+                "goes with decays, and there are none".to_owned(),
                 hint,
             ));
         }

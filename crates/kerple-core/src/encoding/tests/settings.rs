@@ -67,7 +67,7 @@ fn unknown_and_ill_typed_keys_are_refused() {
         (r#"{"kind":"selective_rope","base":0}"#, "`base`: 0 is out of range"),
         (
             r#"{"kind":"selective_rope","scalar_gate":true}"#,
-            "`scalar_gate`: is a gate beside decays, and there are none",
+            "`scalar_gate`: goes with decays, and there are none",
         ),
         (r#"{"kind":"selective_rope","randomized":64}"#, "`randomized`: `selective_rope` cannot be randomized"),
         (r#"{"kind":"rotary_positions","step_max":1}"#, "`step_max`: 1 is out of range, it must be above 1"),
