@@ -158,7 +158,7 @@ def test_what_is_not_supported_is_neither_good_nor_wrong():
 def test_eager_is_wrong_where_rows_see_nothing():
     wrong = {case.name for case in CASES if not check(eager, case).is_good}
     assert wrong == {
-        "more queries", "no key at all", "window past the padding", "padding at the front", "documents in both directions",
+        "more queries", "no key at all", "window past the padding", "padding at the front", "first tokens and padding", "documents in both directions",
         "intervals", "intervals and what is earlier", "intervals across tiles", "gates and padding", "relative bias and padding",
         "learned positions and padding", "learned positions and intervals",
     }  # fmt: skip

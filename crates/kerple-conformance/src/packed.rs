@@ -3,6 +3,7 @@
 //! Rotations of queries and keys and cumulative gates are computed here, document by document, as a
 //! layer computes them.
 
+mod absolute;
 mod linear;
 
 use crate::case::{AttentionInputs, Case};
@@ -25,11 +26,8 @@ use kerple_lm::objective::{NextTokenPrediction, Objective, SequenceBatch};
 use serde_json::{Value, json};
 
 /// Cases that no engine on slices covers, by how their names begin.
-const NOT_BUILT: [(&str, &str); 3] = [
-    ("packed/sinusoidal", "rows of absolute positions, which models add before attention"),
-    ("packed/learned", "rows of absolute positions, which models add before attention"),
-    ("packed/transformer_xl", "what layers add to queries before their product with the keys"),
-];
+const NOT_BUILT: [(&str, &str); 1] =
+    [("packed/transformer_xl", "what layers add to queries before their product with the keys")];
 
 /// Why a case of this name is not covered, if it is known and is not.
 pub fn not_built(name: &str) -> Option<&'static str> {
@@ -41,6 +39,9 @@ pub fn runner(name: &str) -> Option<CaseRunner> {
     let own = name.strip_prefix("packed/")?;
     if linear::NAMES.contains(&own) {
         return Some(linear::run);
+    }
+    if absolute::NAMES.contains(&own) {
+        return Some(absolute::run);
     }
     if own == "training" {
         return Some(training);
@@ -470,7 +471,11 @@ fn sizes(case: &Case) -> Checked<(AttentionDims, PackedDocuments, bool)> {
         return Ok((dims, documents.map_err(|error| error.to_string())?, true));
     }
     let ([batch, heads, queries, head_dim], [_, kv_heads, keys, _]) = (case.shape("q")?, case.shape("k")?);
-    let dims = AttentionDims { batch, heads, kv_heads, queries, keys, head_dim };
+    Ok((AttentionDims { batch, heads, kv_heads, queries, keys, head_dim }, documents(case, [batch, queries])?, false))
+}
+
+/// The documents of a case with so many rows and queries.
+fn documents(case: &Case, [batch, queries]: [usize; 2]) -> Checked<PackedDocuments> {
     let ids: Vec<i64> = case.input("document_ids")?.iter().map(|id| *id as i64).collect();
     let documents = PackedDocuments::from_ids(&ids, batch).and_then(|documents| documents.last_queries(queries));
     let documents = documents.map_err(|error| error.to_string())?;
@@ -480,5 +485,5 @@ fn sizes(case: &Case) -> Checked<(AttentionDims, PackedDocuments, bool)> {
             return Err(format!("{key} do not belong to document_ids"));
         }
     }
-    Ok((dims, documents, false))
+    Ok(documents)
 }

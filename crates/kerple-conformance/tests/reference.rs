@@ -57,7 +57,7 @@ fn every_reference_value_of_positions_is_met() {
 
 #[test]
 fn every_reference_value_of_packed_documents_is_met() {
-    every_case_passes("packed", 17);
+    every_case_passes("packed", 19);
 }
 
 #[test]

@@ -85,11 +85,7 @@ impl Positional for SelectiveRopeConfig {
     fn check_keys(&self) -> Result {
         if self.scalar_gate && !self.decay {
             let hint = "also set decay = true, or remove it";
-            return Err(ConfigError::new(
-                "scalar_gate",
-                "goes with decays, and there are none".to_owned(),
-                hint,
-            ));
+            return Err(ConfigError::new("scalar_gate", "goes with decays, and there are none".to_owned(), hint));
         }
         check_base(self.base)?;
         check_count("rank", self.rank, 1..=1 << 16, "the released models use 16")

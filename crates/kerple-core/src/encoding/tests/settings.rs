@@ -65,10 +65,7 @@ fn unknown_and_ill_typed_keys_are_refused() {
         (r#"{"kind":"wall","randomized":64}"#, "`randomized`: `wall` cannot be randomized"),
         (r#"{"kind":"selective_rope","rank":0}"#, "`rank`: 0 is out of range"),
         (r#"{"kind":"selective_rope","base":0}"#, "`base`: 0 is out of range"),
-        (
-            r#"{"kind":"selective_rope","scalar_gate":true}"#,
-            "`scalar_gate`: goes with decays, and there are none",
-        ),
+        (r#"{"kind":"selective_rope","scalar_gate":true}"#, "`scalar_gate`: goes with decays, and there are none"),
         (r#"{"kind":"selective_rope","randomized":64}"#, "`randomized`: `selective_rope` cannot be randomized"),
         (r#"{"kind":"rotary_positions","step_max":1}"#, "`step_max`: 1 is out of range, it must be above 1"),
         (r#"{"kind":"rotary_positions","step":"exp","step_min":0.1}"#, "`step_min`: has no effect"),
