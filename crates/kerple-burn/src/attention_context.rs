@@ -197,8 +197,8 @@ pub struct FeatureGateProjection {
     pub pairs: bool,
 }
 
-/// Angles that a layer computes from its normed rows `x`, `[B, L, M]`: pair n of a head turns by `rates[n]` times the running sum of
-/// its increments.
+/// Angles that a layer computes from its normed rows `x`, `[B, L, M]`: in each head, pair n turns by `rates[n]` times the running
+/// sum of its increments.
 #[derive(Clone, Debug)]
 pub struct AngleProjection {
     /// What a token turns by.
@@ -212,7 +212,7 @@ pub struct AngleProjection {
 pub enum IncrementProjection {
     /// Increments of each pair.
     Projected(Box<ProjectedIncrements>),
-    /// Steps of learned positions, one for all pairs of a head.
+    /// Steps of learned positions: each head has one for all its pairs.
     Steps(Box<GateProjection>),
 }
 

@@ -294,7 +294,7 @@ pub struct FeatureGates {
     pub pairs: bool,
 }
 
-/// Angles by which a layer turns its queries and keys, made of its own normed rows `x`: pair `(n, n + D/2)` of a head turns by
+/// Angles by which a layer turns its queries and keys, from its own normed rows `x`: in each head, pair `(n, n + D/2)` turns by
 /// `rates[n]` times the running sum of its increments.
 ///
 /// What is learned is an encoding's parameters: those of the increments, then those of the decay.
@@ -323,7 +323,7 @@ pub enum AngleIncrements {
         /// Whether each head multiplies them by `sigmoid(x W + b)` of the normed parts: W, `[M, H]`, and b, `[H]`.
         gate: bool,
     },
-    /// Steps, one for all pairs of a head: W, `[M, H]`, and b, `[H]`.
+    /// Steps, of which each head has one for all its pairs: W, `[M, H]`, and b, `[H]`.
     Steps(GateMap),
 }
 

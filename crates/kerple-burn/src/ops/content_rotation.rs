@@ -164,7 +164,8 @@ pub fn by_increments(
     inputs.apply(ContentRotationOp { heads, positions })
 }
 
-/// The reference: sums from the first token of a sequence on, in documents too, where only what they differ by matters.
+/// The reference: sums from the first token of a sequence on, in documents too, where only what they differ by matters. In f32
+/// they lose precision as they grow.
 fn reference(qkv: Tensor<3>, increments: Tensor<3>, heads: Heads) -> Tensor<3> {
     let [batch, len, width] = increments.dims();
     let angles = increments.cumsum(1).reshape([batch, len, heads.heads, width / heads.heads]);

@@ -1,5 +1,5 @@
-//! Rotations by angles that the content sets, in place on packed rows: each token turns the pairs of a head on by increments of
-//! its own.
+//! Rotations by angles that the content sets, in place on packed rows: each token adds increments to the angles of all pairs of
+//! all heads.
 //!
 //! ```text
 //! angle[t] = sum over n <= t of increment[n]        pairs as in [`rotary`](super::rotary)
