@@ -161,3 +161,25 @@ pub(super) fn check_pairs(kind: &str, geometry: &Geometry) -> Result {
     let message = format!("{kind} turns pairs of features, but heads have {}", geometry.head_dim);
     Err(ConfigError::new("kind", message, "use an even number of features per head"))
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::encoding::{Encoding, Geometry};
+
+    #[test]
+    fn heads_are_pairs_of_features_and_parts_of_a_row() {
+        let refused = |kind: &str, geometry: Geometry| {
+            let encoding: Encoding = serde_json::from_str(&format!(r#"{{"kind":"{kind}"}}"#)).unwrap();
+            encoding.check(&geometry).err().map(|error| error.to_string())
+        };
+        for kind in ["selective_rope", "rotary_positions"] {
+            assert_eq!(refused(kind, Geometry::new(4, 6, 32)), None);
+            let error = refused(kind, Geometry::new(4, 5, 32)).unwrap();
+            assert!(error.contains(&format!("{kind} turns pairs of features, but heads have 5")), "{error}");
+        }
+        let odd = Geometry { d_model: 30, ..Geometry::new(4, 6, 32) };
+        assert_eq!(refused("rotary_positions", odd), None);
+        let error = refused("selective_rope", odd).unwrap();
+        assert!(error.contains("norms 4 parts of a row, but d_model = 30 is not a multiple"), "{error}");
+    }
+}

@@ -468,13 +468,16 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
     /// A query that gives all its weight to one key has `d_out.v = delta`, so its score has no gradient. As computed, the two
     /// differ by a rounding, which the derivative of a steep bias multiplies by thousands.
     fn level_lone_queries(&self, d_scores: &mut [L::Number], tile: &KeyTile) {
-        if self.problem.sinks.is_some() {
+        let seen = |query: usize| self.problem.visible(0, query).len() + self.problem.visible_sink_tokens(0, query);
+        let ends = [tile.first_query, tile.first_query + tile.queries - 1];
+        // without intervals the number of keys rises and then falls with the query, so that the ends have the fewest
+        let are_many = self.problem.intervals.is_none() && ends.into_iter().all(|query| seen(query) > 1);
+        if self.problem.sinks.is_some() || are_many {
             return;
         }
         let delta = self.delta.row(0, tile.head, tile.first_query, tile.queries);
         for (query, (d_scores, &delta)) in d_scores.chunks_exact_mut(KEYS).zip(delta).enumerate() {
-            let query = tile.first_query + query;
-            if self.problem.visible(0, query).len() + self.problem.visible_sink_tokens(0, query) == 1 {
+            if seen(tile.first_query + query) == 1 {
                 d_scores.fill(delta);
             }
         }
