@@ -213,6 +213,14 @@ pub(crate) struct CallGrads<T> {
     path: Option<[Vec<T>; 2]>,
 }
 
+impl<'a, T> AttentionCall<'a, T> {
+    /// Of these rows, and nothing else.
+    pub(crate) fn of(dims: AttentionDims, rows: [View<'a, T>; 3]) -> Self {
+        let (gate_cumsum, decay_cumsum, relative, path) = (None, None, None, None);
+        AttentionCall { dims, rows, gate_cumsum, decay_cumsum, relative, path, evicted: 0, first_head: 0 }
+    }
+}
+
 impl ScoreInputs {
     /// Of attention over this many keys.
     pub(crate) fn add(

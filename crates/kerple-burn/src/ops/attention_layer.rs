@@ -322,16 +322,7 @@ impl AttentionLayerOp {
         let mut a = zeros(dims.batch * dims.queries * self.heads.inner());
         let rows = starts.map(|start| View { data: &qkv[start..], strides: packed });
         let gate_cumsum = attention::strided_by_keys(&gate_cumsum, dims);
-        let call = AttentionCall {
-            dims,
-            rows,
-            gate_cumsum,
-            decay_cumsum: None,
-            relative: None,
-            path: None,
-            evicted: 0,
-            first_head: 0,
-        };
+        let call = AttentionCall { gate_cumsum, ..AttentionCall::of(dims, rows) };
         let lse = self.scores.forward(inputs, call, ViewMut::new(&mut a, merged));
         // the widest rows of a layer go before the last are made
         let qkv = tracked.then(|| raw.unwrap_or(qkv));
@@ -415,16 +406,7 @@ impl AttentionLayerOp {
         let merged = |data| View { data, strides: merged };
         let gate_cumsum = self.gate_cumsum(logits, dims);
         let gate_cumsum = attention::strided_by_keys(&gate_cumsum, dims);
-        let call = AttentionCall {
-            dims,
-            rows,
-            gate_cumsum,
-            decay_cumsum: None,
-            relative: None,
-            path: None,
-            evicted: 0,
-            first_head: 0,
-        };
+        let call = AttentionCall { gate_cumsum, ..AttentionCall::of(dims, rows) };
         let d_rows = ViewMut::parts(&mut d_qkv, starts, packed);
         let saved = attention::AttentionOutput { out: merged(a), lse, d_out: merged(&d_a) };
         let d_gate_cumsum = self.scores.backward(ctx, call, saved, d_rows, found).gate_cumsum;

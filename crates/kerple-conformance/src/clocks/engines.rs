@@ -56,6 +56,27 @@ impl GatedEngine {
     }
 }
 
+/// A layer that every engine computes.
+pub trait OnEngines {
+    type Output;
+
+    /// By the definition or by the fused engine.
+    fn slices<T: Number>(&self, fused: bool) -> Self::Output;
+
+    /// In double precision through Burn's autodiff.
+    fn burn(&self, implementation: Impl) -> Self::Output;
+
+    fn on(&self, engine: GatedEngine) -> Self::Output {
+        match engine {
+            GatedEngine::Naive { single: false } => self.slices::<f64>(false),
+            GatedEngine::Naive { single: true } => self.slices::<f32>(false),
+            GatedEngine::Tiled { single: false } => self.slices::<f64>(true),
+            GatedEngine::Tiled { single: true } => self.slices::<f32>(true),
+            GatedEngine::Burn(implementation) => self.burn(implementation),
+        }
+    }
+}
+
 /// One layer's attention.
 pub struct GatedAttention {
     pub inputs: AttentionInputs,

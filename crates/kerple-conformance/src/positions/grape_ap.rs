@@ -2,7 +2,7 @@
 
 use super::compare;
 use crate::case::Case;
-use crate::clocks::engines::{numbers, tensor};
+use crate::clocks::engines::{GatedEngine, OnEngines, numbers, tensor};
 use crate::engines::{cast, to_f64};
 use crate::{CaseResult, Checked};
 use burn::tensor::{Device, Tensor};
@@ -44,18 +44,11 @@ type GrapeOutput = [(&'static str, Vec<f64>); 6];
 
 pub(super) fn run(case: &Case) -> CaseResult {
     let layer = GrapeLayer::read(case)?;
-    let burn = |implementation| (layer.burn(implementation), false);
-    [
-        ("naive f64", (layer.slices::<f64>(false), false)),
-        ("naive f32", (layer.slices::<f32>(false), true)),
-        ("row block f64", (layer.slices::<f64>(true), false)),
-        ("row block f32", (layer.slices::<f32>(true), true)),
-        ("burn reference f64", burn(Impl::Reference)),
-        ("burn fused f64", burn(Impl::Kernel)),
-    ]
-    .into_iter()
-    .map(|(engine, (found, single))| compare(case, engine, &found, single))
-    .collect()
+    let on = |engine: GatedEngine| {
+        // paths are not for the tiled engine
+        compare(case, &engine.name().replace("tiled", "row block"), &layer.on(engine), engine.is_single())
+    };
+    GatedEngine::ALL.into_iter().map(on).collect()
 }
 
 fn dense(heads: usize, rows: usize, width: usize) -> Strides {
@@ -140,6 +133,10 @@ impl GrapeLayer {
         }
         d_p
     }
+}
+
+impl OnEngines for GrapeLayer {
+    type Output = GrapeOutput;
 
     fn slices<T: Number>(&self, fused: bool) -> GrapeOutput {
         let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim } = self.dims;
@@ -206,7 +203,6 @@ impl GrapeLayer {
         ]
     }
 
-    /// In double precision through Burn's autodiff.
     fn burn(&self, implementation: Impl) -> GrapeOutput {
         let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim } = self.dims;
         let device = Device::flex().autodiff();

@@ -2,7 +2,7 @@
 
 use super::compare;
 use crate::case::Case;
-use crate::clocks::engines::{numbers, tensor};
+use crate::clocks::engines::{GatedEngine, OnEngines, numbers, tensor};
 use crate::engines::{cast, to_f64};
 use crate::{CaseResult, Checked};
 use burn::tensor::{Device, Tensor};
@@ -39,18 +39,8 @@ type InklingOutput = [(&'static str, Vec<f64>); 6];
 /// Attention with a relative bias per row: outputs and gradients.
 pub(super) fn attention(case: &Case) -> CaseResult {
     let layer = InklingLayer::read(case)?;
-    let burn = |implementation| (layer.burn(implementation), false);
-    [
-        ("naive f64", (layer.run::<f64>(false), false)),
-        ("naive f32", (layer.run::<f32>(false), true)),
-        ("tiled f64", (layer.run::<f64>(true), false)),
-        ("tiled f32", (layer.run::<f32>(true), true)),
-        ("burn reference f64", burn(Impl::Reference)),
-        ("burn fused f64", burn(Impl::Kernel)),
-    ]
-    .into_iter()
-    .map(|(engine, (found, single))| compare(case, engine, &found, single))
-    .collect()
+    let on = |engine: GatedEngine| compare(case, engine.name(), &layer.on(engine), engine.is_single());
+    GatedEngine::ALL.into_iter().map(on).collect()
 }
 
 /// `1 + alpha ln(max(1, (i + 1) / floor))` at position i.
@@ -99,8 +89,12 @@ impl InklingLayer {
         };
         values.chunks_exact(width).enumerate().flat_map(of_row).collect()
     }
+}
 
-    fn run<T: Number>(&self, fused: bool) -> InklingOutput {
+impl OnEngines for InklingLayer {
+    type Output = InklingOutput;
+
+    fn slices<T: Number>(&self, fused: bool) -> InklingOutput {
         let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim } = self.dims;
         let dense = |heads: usize, rows: usize, width: usize| Strides {
             batch: heads * rows * width,
@@ -166,10 +160,7 @@ impl InklingLayer {
             ("grad_P", to_f64(d_profiles)),
         ]
     }
-}
 
-impl InklingLayer {
-    /// In double precision through Burn's autodiff.
     fn burn(&self, implementation: Impl) -> InklingOutput {
         let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim } = self.dims;
         let device = Device::flex().autodiff();
@@ -272,7 +263,7 @@ mod tests {
         let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../reference/positions2026");
         let folder = ReferenceFolder::open(&path).unwrap();
         let passes = |case: &Case, layer: &InklingLayer| {
-            let comparison = compare(case, "tiled f64", &layer.run::<f64>(true), false).unwrap();
+            let comparison = compare(case, "tiled f64", &layer.slices::<f64>(true), false).unwrap();
             comparison.verdict(case.id()).passed
         };
         for (name, mistake) in MISTAKES {

@@ -5,7 +5,7 @@
 use super::compare;
 use super::wall::{WallLayer, WallOutput};
 use crate::case::Case;
-use crate::clocks::engines::{GatedEngine, numbers, tensor, turned};
+use crate::clocks::engines::{GatedEngine, OnEngines, numbers, tensor, turned};
 use crate::engines::{cast, to_f64};
 use crate::{CaseComparison, CaseResult, Checked};
 use burn::tensor::{Device, Tensor, activation};
@@ -60,14 +60,8 @@ fn on_engine(case: &Case, engine: GatedEngine, layer: &WallLayer, kv_heads: usiz
     // anew, since gradients use up what they go through
     let learned = Learned::read(case, layer.dims, kv_heads)?;
     let (gates, scalar) = (learned.gates.clone().map(numbers), learned.scalar.clone().map(numbers));
-    let (layer, increments) = (WallLayer { gates, scalar, ..layer.clone() }, numbers(learned.increments.clone()));
-    let mut found = match engine {
-        GatedEngine::Naive { single: false } => on_slices::<f64>(&layer, &increments, false),
-        GatedEngine::Naive { single: true } => on_slices::<f32>(&layer, &increments, false),
-        GatedEngine::Tiled { single: false } => on_slices::<f64>(&layer, &increments, true),
-        GatedEngine::Tiled { single: true } => on_slices::<f32>(&layer, &increments, true),
-        GatedEngine::Burn(implementation) => through_burn(&layer, &increments, implementation),
-    };
+    let increments = numbers(learned.increments.clone());
+    let mut found = TurningLayer { layer: WallLayer { gates, scalar, ..layer.clone() }, increments }.on(engine);
     let WallOutput { d_k, d_v, .. } = &mut found.output;
     [d_k, d_v].into_iter().for_each(|d| *d = grouped(d, layer.dims, kv_heads));
     let named = learned.gradients(found, layer.dims);
@@ -236,53 +230,66 @@ fn of_queries(x: &[f64], AttentionDims { queries, keys, head_dim, .. }: Attentio
     x.chunks(keys * head_dim).flat_map(|head| &head[(keys - queries) * head_dim..]).copied().collect()
 }
 
-fn on_slices<T: Number>(layer: &WallLayer, increments: &[f64], fused: bool) -> Turned {
-    let dims = layer.dims;
-    let AttentionDims { batch, heads, keys, head_dim, .. } = dims;
-    let of = Increments { batch, len: keys, width: heads * head_dim / 2, positions: &[] };
-    let place = HeadLayout { row: heads * head_dim, start: 0, stride: head_dim, heads, head_dim };
-    let [cos, sin] = cos_sin::<T>(&turns(&cast::<T>(increments), of, &mut vec![0.0; batch * of.width]));
-    let by_token = |x: &[f64]| cast::<T>(&turned(x, [heads, keys, head_dim]));
-    let by_head = |x: Vec<T>| turned(&to_f64(x), [keys, heads, head_dim]);
-    let rows = [by_token(&as_many_as_keys(&layer.q, dims)), by_token(&layer.k)];
-    let [q, k] = rows.each_ref().map(|rows| {
-        let mut rows = rows.clone();
-        rotate(&mut rows, place, [&cos, &sin], Turn::Forward);
-        by_head(rows)
-    });
-    let output = WallLayer { q: of_queries(&q, dims), k, ..layer.clone() }.slices::<T>(fused);
-    let mut d_angles = vec![0.0; increments.len()];
-    let d_rows = [by_token(&as_many_as_keys(&output.d_q, dims)), by_token(&output.d_k)];
-    let mut back = |(rows, mut d): (&Vec<T>, Vec<T>)| {
-        rotate(&mut d, place, [&cos, &sin], Turn::Inverse);
-        add_d_angles([rows, &d], place, &mut d_angles);
-        by_head(d)
-    };
-    let [of_q, of_k] = d_rows;
-    let (d_q, d_k) = (back((&rows[0], of_q)), back((&rows[1], of_k)));
-    let d_increments = to_f64(d_increments::<T>(&d_angles, of));
-    Turned { output: WallOutput { d_q: of_queries(&d_q, dims), d_k, ..output }, d_increments }
+/// A layer before anything turns, and what its tokens turn by, `[B, K, H P]`.
+struct TurningLayer {
+    layer: WallLayer,
+    increments: Vec<f64>,
 }
 
-/// By the operation of the layers, in double precision.
-fn through_burn(layer: &WallLayer, increments: &[f64], implementation: Impl) -> Turned {
-    let (dims, device) = (layer.dims, Device::flex().autodiff());
-    let AttentionDims { batch, heads, keys, head_dim, .. } = dims;
-    let all = Heads { heads, kv_heads: heads, head_dim };
-    let shape = [batch, heads, keys, head_dim];
-    let q = tensor(&as_many_as_keys(&layer.q, dims), shape, &device);
-    let k = tensor(&layer.k, shape, &device);
-    let increments = tensor(increments, [batch, keys, heads * head_dim / 2], &device);
-    let parts = [q.clone(), k.clone(), k.clone()].map(|x| x.swap_dims(1, 2).unsqueeze_dim::<5>(3));
-    let packed = Tensor::cat(parts.into(), 3).reshape([batch, keys, all.packed()]);
-    let mask = AttentionMask::from(Mask::CAUSAL);
-    let [turned_q, turned_k, _] = all.unpack(by_increments(packed, increments.clone(), all, &mask, implementation));
-    let [own_q, own_k] = [&turned_q, &turned_k].map(|x| numbers(x.clone()));
-    let output = WallLayer { q: of_queries(&own_q, dims), k: own_k, ..layer.clone() }.burn(implementation);
-    let given = |d: &[f64]| tensor(d, shape, &device).detach();
-    let loss = (turned_q * given(&as_many_as_keys(&output.d_q, dims))).sum() + (turned_k * given(&output.d_k)).sum();
-    let gradients = loss.backward();
-    let of = |x: &Tensor<4>| x.grad(&gradients).map(numbers).unwrap_or_default();
-    let d_increments = increments.grad(&gradients).map(numbers).unwrap_or_default();
-    Turned { output: WallOutput { d_q: of_queries(&of(&q), dims), d_k: of(&k), ..output }, d_increments }
+impl OnEngines for TurningLayer {
+    type Output = Turned;
+
+    fn slices<T: Number>(&self, fused: bool) -> Turned {
+        let TurningLayer { layer, increments } = self;
+        let dims = layer.dims;
+        let AttentionDims { batch, heads, keys, head_dim, .. } = dims;
+        let of = Increments { batch, len: keys, width: heads * head_dim / 2, positions: &[] };
+        let place = HeadLayout { row: heads * head_dim, start: 0, stride: head_dim, heads, head_dim };
+        let [cos, sin] = cos_sin::<T>(&turns(&cast::<T>(increments), of, &mut vec![0.0; batch * of.width]));
+        let by_token = |x: &[f64]| cast::<T>(&turned(x, [heads, keys, head_dim]));
+        let by_head = |x: Vec<T>| turned(&to_f64(x), [keys, heads, head_dim]);
+        let rows = [by_token(&as_many_as_keys(&layer.q, dims)), by_token(&layer.k)];
+        let [q, k] = rows.each_ref().map(|rows| {
+            let mut rows = rows.clone();
+            rotate(&mut rows, place, [&cos, &sin], Turn::Forward);
+            by_head(rows)
+        });
+        let output = WallLayer { q: of_queries(&q, dims), k, ..layer.clone() }.slices::<T>(fused);
+        let mut d_angles = vec![0.0; increments.len()];
+        let d_rows = [by_token(&as_many_as_keys(&output.d_q, dims)), by_token(&output.d_k)];
+        let mut back = |(rows, mut d): (&Vec<T>, Vec<T>)| {
+            rotate(&mut d, place, [&cos, &sin], Turn::Inverse);
+            add_d_angles([rows, &d], place, &mut d_angles);
+            by_head(d)
+        };
+        let [of_q, of_k] = d_rows;
+        let (d_q, d_k) = (back((&rows[0], of_q)), back((&rows[1], of_k)));
+        let d_increments = to_f64(d_increments::<T>(&d_angles, of));
+        Turned { output: WallOutput { d_q: of_queries(&d_q, dims), d_k, ..output }, d_increments }
+    }
+
+    /// By the operation of the layers.
+    fn burn(&self, implementation: Impl) -> Turned {
+        let TurningLayer { layer, increments } = self;
+        let (dims, device) = (layer.dims, Device::flex().autodiff());
+        let AttentionDims { batch, heads, keys, head_dim, .. } = dims;
+        let all = Heads { heads, kv_heads: heads, head_dim };
+        let shape = [batch, heads, keys, head_dim];
+        let q = tensor(&as_many_as_keys(&layer.q, dims), shape, &device);
+        let k = tensor(&layer.k, shape, &device);
+        let increments = tensor(increments, [batch, keys, heads * head_dim / 2], &device);
+        let parts = [q.clone(), k.clone(), k.clone()].map(|x| x.swap_dims(1, 2).unsqueeze_dim::<5>(3));
+        let packed = Tensor::cat(parts.into(), 3).reshape([batch, keys, all.packed()]);
+        let mask = AttentionMask::from(Mask::CAUSAL);
+        let [turned_q, turned_k, _] = all.unpack(by_increments(packed, increments.clone(), all, &mask, implementation));
+        let [own_q, own_k] = [&turned_q, &turned_k].map(|x| numbers(x.clone()));
+        let output = WallLayer { q: of_queries(&own_q, dims), k: own_k, ..layer.clone() }.burn(implementation);
+        let given = |d: &[f64]| tensor(d, shape, &device).detach();
+        let loss =
+            (turned_q * given(&as_many_as_keys(&output.d_q, dims))).sum() + (turned_k * given(&output.d_k)).sum();
+        let gradients = loss.backward();
+        let of = |x: &Tensor<4>| x.grad(&gradients).map(numbers).unwrap_or_default();
+        let d_increments = increments.grad(&gradients).map(numbers).unwrap_or_default();
+        Turned { output: WallOutput { d_q: of_queries(&of(&q), dims), d_k: of(&k), ..output }, d_increments }
+    }
 }

@@ -2,7 +2,7 @@
 
 use super::compare;
 use crate::case::Case;
-use crate::clocks::engines::{numbers, tensor};
+use crate::clocks::engines::{GatedEngine, OnEngines, numbers, tensor};
 use crate::engines::{cast, to_f64};
 use crate::{CaseResult, Checked};
 use burn::tensor::{Device, Tensor};
@@ -63,18 +63,10 @@ struct Logits {
 
 pub(super) fn run(case: &Case) -> CaseResult {
     let (layer, logits) = read(case)?;
-    let burn = |implementation| (layer.burn(implementation), false);
-    [
-        ("naive f64", (layer.slices::<f64>(false), false)),
-        ("naive f32", (layer.slices::<f32>(false), true)),
-        ("tiled f64", (layer.slices::<f64>(true), false)),
-        ("tiled f32", (layer.slices::<f32>(true), true)),
-        ("burn reference f64", burn(Impl::Reference)),
-        ("burn fused f64", burn(Impl::Kernel)),
-    ]
-    .into_iter()
-    .map(|(engine, (found, single))| compare(case, engine, &logits.gradients(&layer, found), single))
-    .collect()
+    let on = |engine: GatedEngine| {
+        compare(case, engine.name(), &logits.gradients(&layer, layer.on(engine)), engine.is_single())
+    };
+    GatedEngine::ALL.into_iter().map(on).collect()
 }
 
 fn read(case: &Case) -> Checked<(WallLayer, Logits)> {
@@ -210,8 +202,10 @@ impl Logits {
     }
 }
 
-impl WallLayer {
-    pub(super) fn slices<T: Number>(&self, fused: bool) -> WallOutput {
+impl OnEngines for WallLayer {
+    type Output = WallOutput;
+
+    fn slices<T: Number>(&self, fused: bool) -> WallOutput {
         let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim } = self.dims;
         let dense = |heads: usize, rows: usize| Strides {
             batch: heads * rows * head_dim,
@@ -275,8 +269,7 @@ impl WallLayer {
         }
     }
 
-    /// In double precision through Burn's autodiff.
-    pub(super) fn burn(&self, implementation: Impl) -> WallOutput {
+    fn burn(&self, implementation: Impl) -> WallOutput {
         let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim } = self.dims;
         let device = Device::flex().autodiff();
         let [of_q, of_k] = [[batch, heads, queries, head_dim], [batch, kv_heads, keys, head_dim]];
