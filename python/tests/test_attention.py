@@ -59,15 +59,18 @@ CASES = {
     "a relative bias and padding behind": dict(relative=(3, 5), key_lengths=[9, 4]),
     "a relative bias and padding before": dict(relative=(3, 5), queries=8, key_starts=[0, 4]),
     "a relative bias and padding on both sides": dict(relative=(3, 5), key_starts=[2, 3], key_lengths=[9, 5]),
+    "wide values": dict(tables="bw", values=11, heads=4, kv_heads=2),
+    "narrow values": dict(values=1, gates=True, softcap=2.0, sinks=True, queries=131, keys=203, features=8),
+    "wide values and one query": dict(tables="b", values=9, queries=1, keys=11, window=4),
 }
 
 
 def case(
     dtype, tables="", queries=9, keys=9, heads=2, kv_heads=None, columns=0, sinks=False, gates=False, relative=None, features=5,
-    batch=2, **options,
+    values=None, batch=2, **options,
 ):  # fmt: skip
     make = lambda *shape: torch.randn(*shape, dtype=dtype, requires_grad=True)  # noqa: E731
-    inputs = [make(batch, heads, queries, features)] + [make(batch, kv_heads or heads, keys, features) for _ in "kv"]
+    inputs = [make(batch, heads, queries, features)] + [make(batch, kv_heads or heads, keys, width) for width in (features, values or features)]
     length = keys + columns if options.get("causal", True) else 2 * (max(queries, keys) + columns) - 1
     named = {name: make(heads, length) for name in ("bias", "weight") if name[0] in tables}
     if sinks:
@@ -97,7 +100,7 @@ def test_equals_its_definition_in_outputs_and_all_gradients(name, definition):
         exact = [x.detach().double().requires_grad_() for x in leaves]
         out = attention(*inputs, **arguments(named), **options)
         want = definition(*exact[:3], **arguments(named, exact[3:]), **options)
-        assert out.dtype == dtype and out.shape == inputs[0].shape
+        assert out.dtype == dtype and out.shape == (*inputs[0].shape[:3], inputs[2].shape[3])
         torch.testing.assert_close(out.double(), want, rtol=0, atol=tolerance)
         up = torch.randn(want.shape, dtype=torch.float64)
         got = torch.autograd.grad(out, leaves, up.to(dtype))
@@ -111,7 +114,7 @@ def test_equals_its_definition_in_outputs_and_all_gradients(name, definition):
     "name",
     [
         "bias and weight", "both directions", "grouped heads", "padding before", "a softcap and sinks", "gates and padding before",
-        "a relative bias and all else", "a relative bias and padding before", "first tokens and all else",
+        "a relative bias and all else", "a relative bias and padding before", "first tokens and all else", "wide values",
     ],
 )  # fmt: skip
 def test_gradcheck(name):
@@ -138,7 +141,7 @@ def operands(**of):
     "name",
     [
         "plain", "bias and weight", "both directions", "padding before", "a softcap and sinks", "gates and all else",
-        "a relative bias", "a relative bias and all else", "first tokens and all else",
+        "a relative bias", "a relative bias and all else", "first tokens and all else", "wide values",
     ],
 )  # fmt: skip
 def test_opcheck(name):
@@ -163,7 +166,8 @@ class Listening(torch.utils._python_dispatch.TorchDispatchMode):
 def test_the_operation_equals_the_direct_call(name):
     inputs, named, options = case(torch.float32, **CASES[name])
     leaves = [*inputs, *named.values()]
-    out, up = attention(*inputs, **arguments(named), **options), torch.randn_like(inputs[0])
+    out = attention(*inputs, **arguments(named), **options)
+    up = torch.randn_like(out)
     with Listening():
         listened = attention(*inputs, **arguments(named), **options)
     assert listened.grad_fn.name() != out.grad_fn.name()

@@ -18,7 +18,7 @@ CLASSES = {
     one.kind: one for one in vars(kt).values() if isinstance(one, type) and issubclass(one, Encoding) and one.kind
 }
 #: What enters elsewhere than in the scores of softmax attention, and what only the command computes.
-ELSEWHERE = {"learned", "sinusoidal", "sine_spe", "conv_spe", "wall", "grape_ap", "selective_rope", "rotary_positions"}
+ELSEWHERE = {"learned", "sinusoidal", "sine_spe", "conv_spe", "wall", "grape_ap"}
 
 
 def inputs(queries=7, keys=7, heads=4, features=6, dtype=torch.float64, batch=2, kv_heads=None):
@@ -34,14 +34,16 @@ def beside(encoding, batch, length, end=None, begin=0):
     """What a module takes beside queries, keys and values: gates or positions of rows, the first of them, or the relative
     bias of those from ``begin`` on.
     """
-    if encoding.kind not in ("fox", "inkling", "kerple_positions"):
+    if encoding.kind not in ("fox", "inkling", "kerple_positions", "rotary_positions", "selective_rope"):
         return {}
     width = encoding.heads * encoding.head_dim
     rows = torch.arange(batch * length * width, dtype=torch.float64).sin().reshape(batch, length, width)
     if encoding.kind == "fox":
         return {"gates": encoding.gates(rows)[..., :end]}
-    if encoding.kind == "kerple_positions":
+    if encoding.kind in ("kerple_positions", "rotary_positions"):
         return {"positions": encoding.positions(rows)[..., :end]}
+    if encoding.kind == "selective_rope":
+        return {"angles": encoding.angles(rows)[:, :, :end]}
     return {"relative": encoding.relative(rows[:, begin:end])}
 
 

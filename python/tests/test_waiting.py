@@ -145,11 +145,17 @@ KINDS = [
 ]  # fmt: skip
 
 
+#: What modules compute from rows for themselves.
+OWN = {
+    "Fox": "gates", "Inkling": "relative", "KerplePositions": "positions", "RotaryPositions": "positions", "SelectiveRope": "angles"
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("name", [name for name in KINDS if getattr(kt, name).kind not in REFUSED])
 def test_encodings_do_not_wait(launched, name):
     layer = moved(getattr(kt, name)(2, 8, seed=0))
     q, rows = empty(1, 2, 30, 8), empty(1, 30, 16)
-    own = {"Fox": "gates", "Inkling": "relative", "KerplePositions": "positions"}.get(name)
+    own = OWN.get(name)
     for _ in range(2):
         with NoWaiting():
             more = {own: getattr(layer, own)(rows)} if own else {}
@@ -168,9 +174,9 @@ def test_encodings_run_or_are_refused_by_name_and_reason(launched, name, keys):
         assert keys and "emulate" in str(error), error
         return
     layer = moved(layer)
-    q, rows = empty(1, 2, 30, 8), empty(1, 30, 16)
+    q, rows, own = empty(1, 2, 30, 8), empty(1, 30, 16), OWN.get(name)
     for call in (
-        lambda: layer(q, q, q, **{own: getattr(layer, own)(rows) for own in ("gates", "relative", "positions") if layer._entry.endswith(own)}),
+        lambda: layer(q, q, q, **({own: getattr(layer, own)(rows)} if own else {})),
         lambda: layer.table(30),
     ):
         try:

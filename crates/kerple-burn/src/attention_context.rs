@@ -20,6 +20,7 @@ pub use rope::RotaryTables;
 use crate::chunk::Chunk;
 use burn::tensor::Tensor;
 use kerple_core::attention::{PackedDocuments, PositionKernel};
+use kerple_core::forms::QueryKeyMap;
 use kerple_core::ops::gate_cumsum::GateMap;
 use std::sync::Arc;
 
@@ -38,6 +39,8 @@ pub struct AttentionContext {
     pub feature_gates: Option<FeatureGateProjection>,
     /// Angles by which queries and keys turn, from the layer's normed rows.
     pub angles: Option<AngleProjection>,
+    /// A map of queries and keys of this pass.
+    pub query_key_map: Option<QueryKeyMapTensors>,
     /// A relative bias, from the layer's normed rows.
     pub relative: Option<RelativeProjection>,
     /// A bias over paths, from the layer's normed rows.
@@ -77,8 +80,11 @@ impl AttentionContext {
         assert!(self.linear.chunk.is_none(), "packed documents are not processed in chunks");
         let rope = self.rope.map(|rope| Arc::new(Arc::unwrap_or_clone(rope).of_documents(documents.clone())));
         let path = self.path.map(|path| PathProjection { turn: path.turn.of_documents(documents.clone()), ..path });
+        let query_key_map = self
+            .query_key_map
+            .map(|map| QueryKeyMapTensors { angles: map.angles.of_documents(documents.clone()), ..map });
         let mask = AttentionMask { documents: Some(documents.clone()), ..self.mask };
-        AttentionContext { mask, rope, path, ..self }
+        AttentionContext { mask, rope, path, query_key_map, ..self }
     }
 
     /// The same for rows that are a chunk of longer sequences.
@@ -227,6 +233,17 @@ pub struct ProjectedIncrements {
     pub bias: Option<Tensor<1>>,
     /// W, `[M, H]`, and b, `[H]`.
     pub gate: Option<(Tensor<2>, Tensor<1>)>,
+}
+
+/// A map of queries and keys with its learned numbers, see [`QueryKeyMap`].
+#[derive(Clone, Debug)]
+pub struct QueryKeyMapTensors {
+    /// Which map.
+    pub kind: Arc<QueryKeyMap>,
+    /// What is learned, flattened.
+    pub values: Vec<Tensor<1>>,
+    /// Cosines and sines of the rates at the positions of the rows.
+    pub angles: RotaryTables,
 }
 
 /// A relative bias whose rows a layer computes from its normed rows `x`, `[B, L, M]`: `x W`.

@@ -281,7 +281,7 @@ mod on_gpus {
         }
         let client = find(name)?.client();
         let properties = client.properties();
-        let least = AttentionDims { batch: 1, heads: 1, kv_heads: 1, queries: 1, keys: 1, head_dim: 64 };
+        let least = AttentionDims { batch: 1, heads: 1, kv_heads: 1, queries: 1, keys: 1, head_dim: 64, value_dim: 64 };
         Some(DeviceInfo {
             name,
             part: properties.identity.name.clone(),

@@ -15,12 +15,19 @@ pub struct Heads {
     pub kv_heads: usize,
     /// Features per head, D.
     pub head_dim: usize,
+    /// Features of values, and of what attention gives, E: the first of the D that they have room for.
+    pub value_dim: usize,
 }
 
 impl Heads {
-    /// Features of all query heads, `H D`: what the output projection takes.
+    /// Heads whose queries, keys and values have as many features.
+    pub fn square(heads: usize, kv_heads: usize, head_dim: usize) -> Heads {
+        Heads { heads, kv_heads, head_dim, value_dim: head_dim }
+    }
+
+    /// Features of the output of all heads, `H E`: what the output projection takes.
     pub fn inner(self) -> usize {
-        self.heads * self.head_dim
+        self.heads * self.value_dim
     }
 
     /// Features of a packed row, `(H + 2 G) D`.
@@ -34,21 +41,24 @@ impl Heads {
 
     /// Where the first query, key and value of a row start, and the strides of all three.
     pub fn layout(self, len: usize) -> ([usize; 3], Strides) {
-        let Heads { heads, kv_heads, head_dim: d } = self;
+        let Heads { heads, kv_heads, head_dim: d, .. } = self;
         let (starts, head) =
             if self.is_interleaved() { ([0, d, 2 * d], 3 * d) } else { ([0, heads * d, (heads + kv_heads) * d], d) };
         (starts, Strides { batch: len * self.packed(), head, row: self.packed() })
     }
 
-    /// Splits a packed projection `[B, L, (H + 2 G) D]` into `[B, H, L, D]` queries and `[B, G, L, D]` keys and values.
+    /// Splits a packed projection `[B, L, (H + 2 G) D]` into `[B, H, L, D]` queries, `[B, G, L, D]` keys and `[B, G, L, E]`
+    /// values.
     pub fn unpack(self, qkv: Tensor<3>) -> [Tensor<4>; 3] {
-        self.split(qkv).map(|part| part.swap_dims(1, 2))
+        let [q, k, v] = self.split(qkv);
+        let v = if self.value_dim < self.head_dim { v.narrow(3, 0, self.value_dim) } else { v };
+        [q, k, v].map(|part| part.swap_dims(1, 2))
     }
 
-    /// The same as `[B, L, H, D]` and `[B, L, G, D]`.
+    /// The same as `[B, L, H, D]` and `[B, L, G, D]`, with all that values have room for.
     pub(crate) fn split(self, qkv: Tensor<3>) -> [Tensor<4>; 3] {
         let [batch, len, _] = qkv.dims();
-        let Heads { heads, kv_heads, head_dim: d } = self;
+        let Heads { heads, kv_heads, head_dim: d, .. } = self;
         if self.is_interleaved() {
             let packed = qkv.reshape([batch, len, heads, 3, d]);
             return [0, 1, 2].map(|part| packed.clone().narrow(3, part, 1).reshape([batch, len, heads, d]));

@@ -25,6 +25,7 @@ pub mod matmul;
 pub mod norm;
 pub mod path;
 pub mod qk_scaling;
+pub mod query_key_map;
 pub(crate) mod relative;
 mod residual;
 mod score_mods;

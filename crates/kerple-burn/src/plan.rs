@@ -2,6 +2,7 @@
 
 use crate::heads::Heads;
 use kerple_core::calculus::exponentials::{Amplitude, ErrorBudget, SumTolerance};
+use kerple_core::forms::AttnTemperature;
 use kerple_core::ops::activation::Activation;
 use serde::{Deserialize, Serialize};
 
@@ -65,6 +66,10 @@ pub struct BlockConfig {
     /// scalable softmax. `1 / ln(training length)` starts where scores are as without.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ssmax: Option<f64>,
+    /// Queries, and so scores before any bias, are multiplied by `1 + alpha ln(1 + floor((i + 1) / n))` at position i of their
+    /// document, counted from 0, for `n = floor`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attn_temperature: Option<AttnTemperature>,
     /// The attention sink in the softmax.
     #[serde(skip_serializing_if = "SinkKind::is_default")]
     pub sink: SinkKind,
@@ -126,6 +131,7 @@ impl Default for BlockConfig {
             short_conv: None,
             key_shift: false,
             ssmax: None,
+            attn_temperature: None,
             sink: SinkKind::None,
             attn_softcap: None,
             clip_qkv: None,
@@ -407,7 +413,7 @@ impl BlockSizes {
     /// The heads of a block of this plan.
     pub fn heads(&self, plan: &BlockConfig) -> Heads {
         let (heads, head_dim) = (self.n_heads, self.head_dim);
-        Heads { heads, kv_heads: plan.n_kv_heads.unwrap_or(heads), head_dim }
+        Heads::square(heads, plan.n_kv_heads.unwrap_or(heads), head_dim)
     }
 
     /// Trained values of a block of this plan, each with two norms.

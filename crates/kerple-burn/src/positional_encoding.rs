@@ -8,7 +8,7 @@ pub use snapshot::EncodingSnapshot;
 use crate::attention_context::{
     AngleProjection, AttentionBias, AttentionContext, AttentionMask, DecayTensors, ExponentialTensors,
     FeatureGateProjection, GateProjection, IncrementProjection, KernelTensors, LinearContext, Mask, PathProjection,
-    ProjectedIncrements, RelativeProjection, RotaryTables, StochasticCode,
+    ProjectedIncrements, QueryKeyMapTensors, RelativeProjection, RotaryTables, StochasticCode,
 };
 use crate::forward_context::{ForwardContext, POSITIONS};
 use crate::implementation::{DeviceKind, Impl};
@@ -286,6 +286,11 @@ impl PositionalEncoding {
         self.of_layer(layer).encoding.reach
     }
 
+    /// The distance that further keys of a layer are treated as; `None`: each distance has its own bias.
+    pub fn distance_cap(&self, layer: usize) -> Option<usize> {
+        self.of_layer(layer).encoding.distance_cap
+    }
+
     /// What `make(layer)` gives, layer by layer, each when its turn comes; layers that share everything, draws included, share the
     /// result.
     pub fn every_layer<'a>(
@@ -376,6 +381,14 @@ impl PositionalEncoding {
                 AttentionContext { gates, feature_gates: Some(feature_gates), ..causal }
             }
             Injection::ContentRotation { .. } => self.turning(layer, options.1, causal),
+            Injection::QueryKeyMap { .. } => {
+                let kind = self.encoding.query_key_map(&self.geometry).expect("this encoding maps queries and keys");
+                let angles = Arc::unwrap_or_clone(rotation(&kind.angles(), &places, options, implementation));
+                // plain operations take tensors
+                let (values, angles) = (self.stored_as(layer, options.1), angles.held(options));
+                let query_key_map = Some(QueryKeyMapTensors { kind: Arc::new(kind), values, angles });
+                AttentionContext { query_key_map, ..causal }
+            }
             Injection::RelativeBias => {
                 AttentionContext { relative: Some(self.relative_projection(layer, options.1)), ..causal }
             }
@@ -680,7 +693,7 @@ fn rotation(
     implementation: Impl,
 ) -> Arc<RotaryTables> {
     let (cos, sin) = rotary.tables(places.iter());
-    let tables = RotaryTables::new(rotary.rotated() / 2, cos, sin);
+    let tables = RotaryTables::new(rotary.inv_freq.len(), cos, sin);
     let on_host = implementation.uses_kernels() && DeviceKind::of(options.0) == Some(DeviceKind::Cpu);
     Arc::new(if on_host { tables } else { tables.held(options) })
 }

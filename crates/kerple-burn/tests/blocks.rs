@@ -20,6 +20,7 @@ use kerple_burn::plan::{
 };
 use kerple_burn::positional_encoding::PositionalEncoding;
 use kerple_core::encoding::{Encoding, Geometry, Method, fox, t5};
+use kerple_core::forms::AttnTemperature;
 
 /// A block and an encoding, so that the tables' gradients reach its parameters.
 #[derive(Module, Debug)]
@@ -120,6 +121,7 @@ fn maps_take_what_becomes_of_queries_and_scores() {
 #[test]
 fn single_choices_equal_their_reference() {
     let default = BlockConfig::default();
+    let temperature = Some(AttnTemperature { floor: 2.0, alpha: 0.5 });
     for (seed, plan) in [
         BlockConfig { qkv_bias: false, ..default.clone() },
         BlockConfig { out_bias: false, ..default.clone() },
@@ -140,6 +142,8 @@ fn single_choices_equal_their_reference() {
         BlockConfig { short_conv: Some(7), clip_qkv: Some(0.4), residual: ResidualKind::PostLn, ..default.clone() },
         BlockConfig { short_conv: Some(4), ssmax: Some(0.4), norm: NormKind::Rms, glu: true, ..default.clone() },
         BlockConfig { ssmax: Some(0.4), ..default.clone() },
+        BlockConfig { attn_temperature: temperature, ..default.clone() },
+        BlockConfig { attn_temperature: temperature, ssmax: Some(0.4), key_shift: true, ..default.clone() },
         BlockConfig { ssmax: Some(0.4), qk_norm: true, n_kv_heads: Some(1), ..default.clone() },
         BlockConfig { sink: SinkKind::Learned, ..default.clone() },
         BlockConfig { sink: SinkKind::OffByOne, n_kv_heads: Some(2), ..default.clone() },

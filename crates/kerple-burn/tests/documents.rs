@@ -15,6 +15,7 @@ use kerple_burn::plan::{
 use kerple_burn::positional_encoding::PositionalEncoding;
 use kerple_core::attention::PackedDocuments;
 use kerple_core::encoding::{Encoding, Geometry};
+use kerple_core::forms::AttnTemperature;
 use std::sync::Arc;
 
 const SIZES: BlockSizes = BlockSizes { d_model: 8, n_heads: 4, head_dim: 6, d_hidden: 6 };
@@ -54,6 +55,7 @@ const ENCODINGS: &[&str] = &[
     r#"{"kind":"kerple_positions","kernel":"log3","step":"softplus","step_min":0.05,"window":3}"#,
     r#"{"kind":"kerple_positions","step":"exp"}"#,
     r#"{"kind":"kerple_positions","window":2,"sink_tokens":1}"#,
+    r#"{"kind":"kerple_positions","kernel":"table","entries":3,"grid":0.5}"#,
     r#"{"kind":"kerple_bias_weight","window":2,"sink_tokens":2}"#,
     r#"{"kind":"rotary","window":2,"sink_tokens":1}"#,
     r#"{"kind":"xpos","scale_base":12,"window":2,"sink_tokens":1}"#,
@@ -63,6 +65,9 @@ const ENCODINGS: &[&str] = &[
     r#"{"kind":"selective_rope","gate":true,"rank":3}"#,
     r#"{"kind":"selective_rope","bias":false,"decay":true,"scalar_gate":true,"window":3}"#,
     r#"{"kind":"rotary_positions","step":"softplus"}"#,
+    r#"{"kind":"pope"}"#,
+    r#"{"kind":"pope","width":3,"window":2,"sink_tokens":1}"#,
+    r#"{"kind":"fope"}"#,
 ];
 
 /// Those of linear attention.
@@ -174,7 +179,9 @@ fn softmax_attention_packs_documents_with_every_encoding() {
     let shared =
         BlockConfig { n_kv_heads: Some(2), key_shift: true, residual: ResidualKind::NormResidual, ..plain.clone() };
     let sinks = BlockConfig { sink: SinkKind::Learned, attn_softcap: Some(2.0), qk_norm: true, ..plain.clone() };
-    let convolved = BlockConfig { short_conv: Some(4), n_kv_heads: Some(2), qk_norm: true, ..plain.clone() };
+    let attn_temperature = Some(AttnTemperature { floor: 2.0, alpha: 0.5 });
+    let convolved =
+        BlockConfig { short_conv: Some(4), n_kv_heads: Some(2), qk_norm: true, attn_temperature, ..plain.clone() };
     for (seed, &text) in (0..).zip(ENCODINGS) {
         for (at, packing) in packings().iter().enumerate() {
             let plan = [&plain, &shared, &sinks, &convolved][(seed as usize + at) % 4];

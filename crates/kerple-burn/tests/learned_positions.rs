@@ -41,8 +41,13 @@ fn run(
 #[test]
 fn the_fused_kernel_is_the_reference() {
     let padded = AttentionMask { lengths: Some([40, 17].into()), ..AttentionMask::from(Mask::CAUSAL) };
-    let kernels =
-        [PositionKernel::Log, PositionKernel::Power, PositionKernel::Log3, PositionKernel::Spline { knots: 5 }];
+    let kernels = [
+        PositionKernel::Log,
+        PositionKernel::Power,
+        PositionKernel::Log3,
+        PositionKernel::Spline { knots: 5 },
+        PositionKernel::Table { entries: 12, grid_exponent: 0 },
+    ];
     for kernel in kernels {
         for (sizes, mask) in [
             ([2, 4, 2, 40], AttentionMask::from(Mask::CAUSAL)),

@@ -48,6 +48,8 @@ fn all() -> Vec<Encoding> {
     all.push(smooth("log(b, a) + 0.5*power(a, p)", Some("exp(1, a, p)")));
     all.push(Encoding { reach: Some(7), ..smooth("log(b, a) + 0.5*power(a, p)", None) });
     all.extend(ENDING.map(|text| serde_json::from_str(text).unwrap()));
+    let capped = [r#"{"kind":"kerple_log","distance_cap":9}"#, r#"{"kind":"t5","distance_cap":4,"window":20}"#];
+    all.extend(capped.map(|text| serde_json::from_str(text).unwrap()));
     let layered = |encoding: &Encoding| Encoding { share: ParameterShare::Layer, ..encoding.clone() };
     let layered: Vec<Encoding> = all.iter().map(layered).filter(|encoding| encoding.check(&GEOMETRY).is_ok()).collect();
     assert!(layered.len() >= 11, "T5 and the kernels that learn may differ by layer");
@@ -316,7 +318,7 @@ fn tables_are_made_in_the_type_that_is_asked_for() {
 #[test]
 fn sequences_that_grow_make_few_tables_and_those_of_any_length() {
     let device = Device::flex();
-    let (options, heads) = ((&device, DType::F32), Heads { heads: 3, kv_heads: 3, head_dim: 4 });
+    let (options, heads) = ((&device, DType::F32), Heads::square(3, 3, 4));
     let parameter = Tensor::<2>::zeros([1, 1], options);
     let encoding =
         |kind: &str| PositionalEncoding::new(&Encoding::from(Method::named(kind).unwrap()), &GEOMETRY, 1, 3, &device);

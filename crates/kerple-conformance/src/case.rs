@@ -98,7 +98,8 @@ impl<'a> Case<'a> {
     /// `q`, `k`, `v` and `dout` of self-attention.
     pub fn attention(&self) -> Checked<AttentionInputs> {
         let [batch, heads, len, head_dim] = self.shape("q")?;
-        let dims = AttentionDims { batch, heads, kv_heads: heads, queries: len, keys: len, head_dim };
+        let dims =
+            AttentionDims { batch, heads, kv_heads: heads, queries: len, keys: len, head_dim, value_dim: head_dim };
         let [q, k, v, d_out] = ["q", "k", "v", "dout"].map(|key| self.input(key));
         Ok(AttentionInputs { dims, q: q?, k: k?, v: v?, d_out: d_out? })
     }

@@ -13,13 +13,10 @@ use gates::GateInputs;
 use kerple_core::attention::AttentionDims;
 use kerple_core::calculus::geometry::far_share;
 use kerple_core::encoding::{Encoding, Geometry, Method, TableGradient, fox};
-use kerple_core::forms::DistanceTable;
+use kerple_core::forms::{AttnTemperature, DistanceTable};
 
 /// Methods of the same collection that there is no engine for, by how the names of their cases begin.
-const NOT_BUILT: [(&str, &str); 8] = [
-    ("kclock/table_uniform", "tables that are interpolated"),
-    ("window/capped_distance", "distances that end"),
-    ("ssmax/temperature", "a temperature by steps of the length"),
+const NOT_BUILT: [(&str, &str); 5] = [
     ("stick/", "stick-breaking attention"),
     ("softpick/", "softpick"),
     ("selective/", "selective attention"),
@@ -40,6 +37,7 @@ pub fn runner(name: &str) -> Option<CaseRunner> {
     match name.split('/').next()? {
         "ssmax" if name.ends_with("log_clock") => Some(kernels::run),
         "nope" | "fox" | "cable" | "clock" | "sink" | "ssmax" => Some(run),
+        "window" if name == "window/capped_distance" => Some(run),
         "kclock" | "window" if not_built(name).is_none() => Some(kernels::run),
         "long" => Some(long),
         "decode" => Some(kernels::decode),
@@ -59,6 +57,13 @@ fn by_distance(case: &Case) -> Checked<Option<ReferenceMethod>> {
     match case.id() {
         "clock/with_table" => named("kerple_log", ["r1", "r2"]),
         "clock/with_weight" => named("kerple_weight", ["w1", "w2"]),
+        "window/capped_distance" => {
+            let mut found = named("kerple_log", ["r1", "r2"])?;
+            if let Some(ReferenceMethod { encoding, .. }) = &mut found {
+                encoding.distance_cap = Some(case.size_from("d_max", 1)?);
+            }
+            Ok(found)
+        }
         name if name.starts_with("positions/bam/") => method(case).map(Some),
         _ => Ok(None),
     }
@@ -88,6 +93,10 @@ pub(crate) fn run(case: &Case) -> CaseResult {
         gates: gates.as_ref().map(GateInputs::values),
         sinks,
         slopes: case.keys("params").any(|key| key == "sm").then(|| case.param("sm")).transpose()?,
+        temperature: match case.id() {
+            "ssmax/temperature" => Some(AttnTemperature { floor: case.number("n0")?, alpha: case.number("alpha")? }),
+            _ => None,
+        },
         inputs,
     };
     given.check()?;

@@ -102,7 +102,6 @@ impl Collection {
     pub fn not_built(self, case: &Case) -> Option<&'static str> {
         match self {
             Collection::Clocks => clocks::not_built(case.id()),
-            Collection::Positions => positions::not_built(case.id()),
             Collection::Packed => packed::not_built(case.id()),
             _ => None,
         }

@@ -38,11 +38,11 @@ pub(crate) struct ForwardBackward<T> {
     pub(crate) d_positions: Option<[Vec<f64>; 2]>,
 }
 
-/// Forward and backward on slices, with the strides of queries and of keys, tile by tile or by the definition; a map has so
-/// many numbers.
+/// Forward and backward on slices, with the strides of queries, keys, values and the output, tile by tile or by the definition; a
+/// map has so many numbers.
 pub(crate) fn forward_backward<T: Number>(
     problem: &AttentionProblem<T>,
-    [of_queries, of_keys]: [Strides; 2],
+    [of_queries, of_keys, of_values, of_out]: [Strides; 4],
     [q, k, v, d_out]: [&[T]; 4],
     map_numbers: usize,
     fused: bool,
@@ -55,7 +55,7 @@ pub(crate) fn forward_backward<T: Number>(
         ScoreTransform::Path(_) => (ScoreTable::PLAIN, None),
     };
     let mut found = ForwardBackward {
-        out: room(q),
+        out: room(d_out),
         d_q: room(q),
         d_k: room(k),
         d_v: room(v),
@@ -69,14 +69,14 @@ pub(crate) fn forward_backward<T: Number>(
             .map(|of| [of.positions.values, of.parameters].map(|values| vec![0.0; values.len()])),
     };
     let mut lse = vec![T::ZERO; batch * heads * queries];
-    let queries_of = |data| View { data, strides: of_queries };
-    let keys_of = |data| View { data, strides: of_keys };
+    let view = |data, strides| View { data, strides };
+    let (q, k, v) = (view(q, of_queries), view(k, of_keys), view(v, of_values));
     let forward = if fused { attention::forward::<T> } else { naive::forward::<T> };
-    forward(problem, queries_of(q), keys_of(k), keys_of(v), ViewMut::new(&mut found.out, of_queries), &mut lse);
+    forward(problem, q, k, v, ViewMut::new(&mut found.out, of_out), &mut lse);
     let gradients = AttentionGradients {
         d_q: ViewMut::new(&mut found.d_q, of_queries),
         d_k: ViewMut::new(&mut found.d_k, of_keys),
-        d_v: ViewMut::new(&mut found.d_v, of_keys),
+        d_v: ViewMut::new(&mut found.d_v, of_values),
         d_bias: found.d_bias.as_deref_mut(),
         d_weight: found.d_weight.as_deref_mut(),
         d_score_mod: found.d_map.as_deref_mut(),
@@ -90,8 +90,7 @@ pub(crate) fn forward_backward<T: Number>(
         d_relative: None,
         d_path: None,
     };
-    let (q, k, v) = (queries_of(q), keys_of(k), keys_of(v));
-    let saved = AttentionSaved { q, k, v, out: queries_of(&found.out), lse: &lse, d_out: queries_of(d_out) };
+    let saved = AttentionSaved { q, k, v, out: view(&found.out, of_out), lse: &lse, d_out: view(d_out, of_out) };
     let backward = if fused { attention::backward::<T> } else { naive::backward::<T> };
     backward(problem, saved, gradients);
     found

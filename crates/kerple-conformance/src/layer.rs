@@ -111,6 +111,7 @@ impl ReferenceLayer {
             | EncodingForm::Gates(_)
             | EncodingForm::FeatureGates(_)
             | EncodingForm::ContentRotation(_)
+            | EncodingForm::QueryKeyMap(_)
             | EncodingForm::RelativeBias(_)
             | EncodingForm::PathBias(_)
             | EncodingForm::Code(_) => (DistanceTable::default(), None),
@@ -135,7 +136,7 @@ impl ReferenceLayer {
         let AttentionDims { heads, keys, head_dim, .. } = self.inputs.dims;
         let strides = Strides { batch: heads * keys * head_dim, head: keys * head_dim, row: head_dim };
         let [q, k, v, d_out] = [&q, &k, &self.inputs.v, &self.inputs.d_out].map(|values| cast(values));
-        let found = forward_backward(&problem, [strides; 2], [&q, &k, &v, &d_out], numbers.len(), fused);
+        let found = forward_backward(&problem, [strides; 4], [&q, &k, &v, &d_out], numbers.len(), fused);
         let (mut d_q, mut d_k) = (to_f64(found.d_q), to_f64(found.d_k));
         self.rotate(&mut d_q, -1.0);
         self.rotate(&mut d_k, -1.0);
@@ -240,6 +241,7 @@ pub(crate) fn d_values(
         | EncodingForm::Gates(_)
         | EncodingForm::FeatureGates(_)
         | EncodingForm::ContentRotation(_)
+        | EncodingForm::QueryKeyMap(_)
         | EncodingForm::RelativeBias(_)
         | EncodingForm::PathBias(_)
         | EncodingForm::Code(_) => 0,

@@ -398,9 +398,9 @@ impl PackedCase {
     }
 
     /// Of queries and of keys.
-    fn strides(&self) -> [Strides; 2] {
+    fn strides(&self) -> [Strides; 4] {
         let AttentionDims { heads, kv_heads, queries, keys, head_dim, .. } = self.dims;
-        [(heads, queries), (kv_heads, keys)].map(|(heads, rows)| {
+        [(heads, queries), (kv_heads, keys), (kv_heads, keys), (heads, queries)].map(|(heads, rows)| {
             if self.tokens_first {
                 Strides { batch: rows * heads * head_dim, head: head_dim, row: heads * head_dim }
             } else {
@@ -465,13 +465,17 @@ fn sizes(case: &Case) -> Checked<(AttentionDims, PackedDocuments, bool)> {
     };
     if case.setting("cu_seqlens_q").is_array() {
         let ([queries, heads, head_dim], [keys, kv_heads, _]) = (case.shape("q")?, case.shape("k")?);
-        let dims = AttentionDims { batch: 1, heads, kv_heads, queries, keys, head_dim };
+        let dims = AttentionDims { batch: 1, heads, kv_heads, queries, keys, head_dim, value_dim: head_dim };
         let [of_queries, of_keys] = ["cu_seqlens_q", "cu_seqlens_k"].map(|key| list(case.setting(key)));
         let documents = PackedDocuments::from_cu_seqlens_qk(&of_queries?, &of_keys?, queries, keys);
         return Ok((dims, documents.map_err(|error| error.to_string())?, true));
     }
     let ([batch, heads, queries, head_dim], [_, kv_heads, keys, _]) = (case.shape("q")?, case.shape("k")?);
-    Ok((AttentionDims { batch, heads, kv_heads, queries, keys, head_dim }, documents(case, [batch, queries])?, false))
+    Ok((
+        AttentionDims { batch, heads, kv_heads, queries, keys, head_dim, value_dim: head_dim },
+        documents(case, [batch, queries])?,
+        false,
+    ))
 }
 
 /// The documents of a case with so many rows and queries.

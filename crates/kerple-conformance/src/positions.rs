@@ -4,6 +4,7 @@ mod grape_ap;
 mod inkling;
 mod inkling_layer;
 mod inkling_model;
+mod query_key_map;
 mod rotation;
 mod sink_tokens;
 mod wall;
@@ -17,18 +18,6 @@ use kerple_core::encoding::Encoding;
 use kerple_core::ops::heads::{self, HeadNorm};
 use serde_json::json;
 
-/// Methods of the same collection that there is no engine for, by how the names of their cases begin.
-const NOT_BUILT: [(&str, &str); 3] = [
-    ("positions/inkling/bias", "a relative bias per row by itself"),
-    ("positions/pope/", "polar queries and keys (PoPE)"),
-    ("positions/fope/", "mixed rates (FoPE)"),
-];
-
-/// Why a case of this name is not covered, if it is known and is not.
-pub fn not_built(name: &str) -> Option<&'static str> {
-    NOT_BUILT.into_iter().find(|(begins, _)| name.starts_with(begins)).map(|(_, what)| what)
-}
-
 /// What runs a case of this name.
 pub fn runner(name: &str) -> Option<CaseRunner> {
     match name.strip_prefix("positions/")?.split('/').next()? {
@@ -40,7 +29,9 @@ pub fn runner(name: &str) -> Option<CaseRunner> {
         "grape_ap" => Some(grape_ap::run),
         "inkling" if name.starts_with("positions/inkling/layer_") => Some(inkling_layer::run),
         "inkling" if name.starts_with("positions/inkling/model_") => Some(inkling_model::run),
+        "inkling" if name == "positions/inkling/bias" => Some(inkling::bias),
         "inkling" => Some(inkling::attention),
+        "pope" | "fope" => Some(query_key_map::run),
         _ => None,
     }
 }

@@ -46,7 +46,15 @@ macro_rules! run {
 
 fn main() {
     let bias: Vec<f64> = (0..HEADS * LEN).map(|n| -((n % LEN) as f64).ln_1p()).collect(); // [H, L]
-    let dims = AttentionDims { batch: 1, heads: HEADS, kv_heads: HEADS, queries: LEN, keys: LEN, head_dim: DIM };
+    let dims = AttentionDims {
+        batch: 1,
+        heads: HEADS,
+        kv_heads: HEADS,
+        queries: LEN,
+        keys: LEN,
+        head_dim: DIM,
+        value_dim: DIM,
+    };
     let scale = (DIM as f64).sqrt().recip();
     let problem = AttentionProblem {
         scores: ScoreTransform::table(Some(&bias), None, LEN),

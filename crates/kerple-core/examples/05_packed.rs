@@ -28,7 +28,15 @@ type Timed = ([Vec<f32>; 4], f64);
 fn run(inputs: Inputs, longest: usize, batch: usize, documents: Option<&PackedDocuments>) -> Timed {
     let tokens = inputs[0].len() / WIDTH;
     let len = tokens / batch;
-    let dims = AttentionDims { batch, heads: HEADS, kv_heads: HEADS, queries: len, keys: len, head_dim: HEAD_DIM };
+    let dims = AttentionDims {
+        batch,
+        heads: HEADS,
+        kv_heads: HEADS,
+        queries: len,
+        keys: len,
+        head_dim: HEAD_DIM,
+        value_dim: HEAD_DIM,
+    };
     let strides = Strides { batch: len * WIDTH, head: HEAD_DIM, row: WIDTH };
     let bias: Vec<f32> = (0..HEADS * longest).map(|at| -((1 + at % longest) as f32).ln()).collect();
     let scores = ScoreTransform::table(Some(&bias), None, longest);

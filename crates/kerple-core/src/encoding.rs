@@ -12,6 +12,7 @@ pub mod dape;
 mod decay;
 pub mod expression;
 pub mod fire;
+pub mod fope;
 pub mod fox;
 pub mod grape_ap;
 pub mod inkling;
@@ -19,6 +20,7 @@ pub mod kerple;
 pub mod kerple_positions;
 pub mod learned;
 pub mod none;
+pub mod pope;
 pub mod renamed;
 pub mod rotary;
 pub mod rotary_positions;
@@ -59,11 +61,12 @@ pub use randomized::{FormPositions, Randomized};
 pub use renamed::{RENAMED, RenamedKey};
 
 use crate::forms::{
-    Absolute, CodeForm, ContentRotation, DistanceTable, FeatureGates, ForgetGates, PathFeatures, Rotary, RowProfiles,
-    Sides,
+    Absolute, CodeForm, ContentRotation, DistanceTable, FeatureGates, ForgetGates, PathFeatures, QueryKeyMap, Rotary,
+    RowProfiles, Sides,
 };
 use crate::seed::{Purpose, stream_at};
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 
 /// Sizes of the model an encoding serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -156,13 +159,13 @@ impl Encoding {
         let (EncodingForm::Table(table) | EncodingForm::ScoreMod(ScoreModForm { table, .. })) = &mut form else {
             return form;
         };
-        if let Some(distances) = distances {
+        if let Some(distances) = &distances {
             *table = table.columns(distances);
         }
         if let (BiasScale::Inside, Some(bias)) = (self.scale, &mut table.bias) {
             bias.iter_mut().for_each(|value| *value *= inside(geometry));
         }
-        if let Some(first) = self.first_beyond(&positions, distances) {
+        if let Some(first) = self.first_beyond(&positions, distances.as_deref()) {
             table.end_bias(first);
         }
         form
@@ -182,7 +185,7 @@ impl Encoding {
         let (own, distances) = self.drawn_distances(&positions);
         let inputs = FormInputs { geometry, values: &values, positions: own, emulate: self.emulate };
         let mut jacobian = self.method.positional().jacobian(&inputs);
-        if let Some(distances) = distances {
+        if let Some(distances) = &distances {
             jacobian = jacobian.columns(inputs.positions.range.end, distances);
         }
         let columns = jacobian.sides.columns(positions.range.end);
@@ -201,7 +204,7 @@ impl Encoding {
         if let (BiasScale::Inside, Some(bias)) = (self.scale, &mut jacobian.bias) {
             bias.scale(inside(geometry));
         }
-        if let Some(first) = self.first_beyond(&positions, distances) {
+        if let Some(first) = self.first_beyond(&positions, distances.as_deref()) {
             jacobian.end_bias(positions.range.end, first);
         }
         jacobian
@@ -215,16 +218,24 @@ impl Encoding {
         (first < positions.range.end).then_some(first)
     }
 
-    /// Where a method makes its form for these positions, and the distances to keep of its table where they are drawn.
-    fn drawn_distances<'a>(&self, positions: &FormPositions<'a>) -> (FormPositions<'a>, Option<&'a [usize]>) {
-        match (positions.drawn, self.method.positional().randomized()) {
+    /// Where a method makes its form for these positions, and the distances to take of its table where they are drawn or capped.
+    fn drawn_distances<'a>(&self, positions: &FormPositions<'a>) -> (FormPositions<'a>, Option<Cow<'a, [usize]>>) {
+        let (own, drawn) = match (positions.drawn, self.method.positional().randomized()) {
             (Some(drawn), Randomized::Distances) => {
                 let distances = &drawn[..positions.range.end];
                 let end = distances.last().map_or(0, |last| last + 1);
                 (FormPositions { range: 0..end, span: positions.span, drawn: Some(distances) }, Some(distances))
             }
             (_, Randomized::Positions | Randomized::Distances | Randomized::Never(_)) => (positions.clone(), None),
-        }
+        };
+        let Some(cap) = self.distance_cap.filter(|cap| cap + 1 < own.range.end) else {
+            return (own, drawn.map(Cow::Borrowed));
+        };
+        let capped = match drawn {
+            Some(drawn) => drawn.iter().map(|distance| (*distance).min(cap)).collect(),
+            None => (0..own.range.end).map(|distance| distance.min(cap)).collect(),
+        };
+        (FormPositions { range: 0..cap + 1, ..own }, Some(Cow::Owned(capped)))
     }
 
     /// Bias and weight of keys at distances `0..range.end` before a query, or at the drawn ones;
@@ -245,6 +256,7 @@ impl Encoding {
             | EncodingForm::Gates(_)
             | EncodingForm::FeatureGates(_)
             | EncodingForm::ContentRotation(_)
+            | EncodingForm::QueryKeyMap(_)
             | EncodingForm::RelativeBias(_)
             | EncodingForm::PathBias(_)
             | EncodingForm::Code(_) => DistanceTable { heads: geometry.heads, len, ..DistanceTable::default() },
@@ -288,6 +300,7 @@ impl Encoding {
             | EncodingForm::Gates(_)
             | EncodingForm::FeatureGates(_)
             | EncodingForm::ContentRotation(_)
+            | EncodingForm::QueryKeyMap(_)
             | EncodingForm::RelativeBias(_)
             | EncodingForm::PathBias(_)
             | EncodingForm::Code(_) => None,
@@ -331,6 +344,15 @@ impl Encoding {
             return None;
         };
         Some(rotation)
+    }
+
+    /// The map of queries and keys, for methods that have one.
+    pub fn query_key_map(&self, geometry: &Geometry) -> Option<QueryKeyMap> {
+        let Injection::QueryKeyMap { .. } = self.entry() else { return None };
+        let EncodingForm::QueryKeyMap(map) = self.form_of(geometry, &[], FormPositions::from(0)) else {
+            return None;
+        };
+        Some(map)
     }
 
     /// The relative bias that a layer makes of its rows, for methods that have one.

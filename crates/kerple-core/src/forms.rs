@@ -10,11 +10,13 @@
 //! * [`LearnedPositions`] are running sums of steps that a layer computes from its own rows; a kernel of their differences
 //!   enters scores, in addition to tables.
 //! * [`ContentRotation`]s turn queries and keys by running sums of angles that a layer computes from its own rows.
+//! * [`QueryKeyMap`]s change queries and keys by position, with learned numbers, before their product.
 //! * A [`RelativeBias`] per row is computed from a layer's own rows and profiles over distances.
 //! * A [`PathBias`] is summed over the tokens from key to query, of features that a layer computes from its own rows.
 //! * A [`CodeForm`] contracts queries and keys with random rows of both, before the features of linear attention.
 
 use crate::ops::gate_cumsum::GateMap;
+use serde::{Deserialize, Serialize};
 
 mod code;
 mod position_kernel;
@@ -327,6 +329,49 @@ pub enum AngleIncrements {
     Steps(GateMap),
 }
 
+/// A map of queries and keys by their positions, with numbers that an encoding learns.
+#[derive(Clone, Debug, PartialEq)]
+pub enum QueryKeyMap {
+    /// Lengths by content, angles by position.
+    Polar(PolarMap),
+    /// A rotation by mixtures of rates.
+    Fourier(FourierMap),
+}
+
+/// Queries `x` at position t become `softplus(x_n) (cos(t f_n - delta_n), sin(t f_n - delta_n))` for the first R features, and x for
+/// the others; keys the same without delta. Rows have the R cosines, the R sines, then the others.
+///
+/// What is learned is an encoding's parameter: delta, `[H, R]`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PolarMap {
+    /// f, `[R]`
+    pub rates: Vec<f64>,
+    /// Whether delta is clamped to [-2 pi, 0]; the gradient passes within and on the border.
+    pub clamp: bool,
+}
+
+/// Pairs `(x_n, x_{n+D/2})` of queries and keys at position t become `(x_n c_n - x_{n+D/2} s_n, x_{n+D/2} c_n + x_n s_n)`, with
+/// `c = cos(t f) C` and `s = sin(t f) S` for the first O pairs.
+///
+/// What is learned is an encoding's parameters: C and S, `[H, F, O]`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FourierMap {
+    /// f, `[F]`
+    pub rates: Vec<f64>,
+    /// Pairs with a mixture, O.
+    pub mixed: usize,
+    /// Whether s is 0 for the other pairs, where c is 1; otherwise it is 1 too.
+    pub zero_pad: bool,
+}
+
+impl QueryKeyMap {
+    /// Cosines and sines of the rates at these positions.
+    pub fn angles(&self) -> Rotary {
+        let (QueryKeyMap::Polar(PolarMap { rates, .. }) | QueryKeyMap::Fourier(FourierMap { rates, .. })) = self;
+        Rotary { inv_freq: rates.clone(), amplitude: 1.0, bf16_positions: false, decay_rates: Vec::new() }
+    }
+}
+
 /// A low-rank relative bias, see [`RelativeBias`], whose rows a layer makes of its own normed rows `x`: `x W`.
 ///
 /// What is learned is an encoding's parameters: W, `[M, H R]`, then the profiles, `[R, E]`.
@@ -378,6 +423,30 @@ impl LogLengthFactor {
     }
 }
 
+/// `1 + alpha ln(1 + floor((i + 1) / n))` at position i, counted from 0, for `n = floor`: an inverse temperature of the row that
+/// grows by steps, as in Llama 4.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AttnTemperature {
+    /// Positions of a step, `floor_scale` in Llama 4.
+    pub floor: f64,
+    /// How fast it grows, `attn_scale` in Llama 4.
+    pub alpha: f64,
+}
+
+impl Default for AttnTemperature {
+    fn default() -> Self {
+        AttnTemperature { floor: 8192.0, alpha: 0.1 }
+    }
+}
+
+impl AttnTemperature {
+    /// The factor of a position.
+    pub fn at(self, position: usize) -> f64 {
+        1.0 + self.alpha * ((position + 1) as f64 / self.floor).floor().ln_1p()
+    }
+}
+
 /// Rows added once to the token embeddings.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Absolute {
@@ -413,6 +482,14 @@ mod tests {
         assert_eq!((mask.window(), mask.sink_tokens(), mask.furthest()), (Some(3), 2, None));
         assert_eq!(Mask::causal(None, 2), Mask::CAUSAL);
         assert_eq!(Mask::causal(Some(3), 0), Mask::Causal { window: Some(3) });
+    }
+
+    #[test]
+    fn a_temperature_grows_by_steps() {
+        let temperature = AttnTemperature { floor: 4.0, alpha: 0.5 };
+        for (position, steps) in [(0, 0.0f64), (2, 0.0), (3, 1.0), (6, 1.0), (7, 2.0)] {
+            assert!((temperature.at(position) - (1.0 + 0.5 * (1.0 + steps).ln())).abs() < 1e-15, "{position}");
+        }
     }
 
     #[test]

@@ -20,7 +20,7 @@
 //! let bias = encoding.table(&geometry, &parameters, len).bias.expect("a bias per head and distance"); // [H, L]
 //! let bias: Vec<f32> = bias.iter().map(|value| *value as f32).collect();
 //!
-//! let dims = AttentionDims { batch: 1, heads, kv_heads: heads, queries: len, keys: len, head_dim };
+//! let dims = AttentionDims { batch: 1, heads, kv_heads: heads, queries: len, keys: len, head_dim, value_dim: head_dim };
 //! let scores = ScoreTransform::table(Some(&bias), None, len);
 //! let problem = AttentionProblem { scores, ..AttentionProblem::causal(dims, 0.5) };
 //! let strides = Strides { batch: heads * len * head_dim, head: len * head_dim, row: head_dim }; // [B, H, L, D]

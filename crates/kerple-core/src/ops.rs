@@ -18,6 +18,7 @@ pub mod layer_norm;
 pub mod linear;
 pub mod machine;
 pub mod mlp;
+pub mod polar;
 pub mod rotary;
 pub mod short_conv;
 #[cfg(test)]

@@ -96,7 +96,8 @@ fn of_forward_and_backward(dims: AttentionDims, scores: ScoreTransform<f32>, par
 fn tables_cost_a_few_numbers_for_each_position() {
     let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let (heads, len, head_dim) = (2, 16384, 64);
-    let dims = AttentionDims { batch: 1, heads, kv_heads: heads, queries: len, keys: len, head_dim };
+    let dims =
+        AttentionDims { batch: 1, heads, kv_heads: heads, queries: len, keys: len, head_dim, value_dim: head_dim };
     let bias: Vec<f32> = (0..heads * len).map(|i| -((i % len) as f32).ln_1p()).collect();
     let [forward, backward] = of_forward_and_backward(dims, ScoreTransform::table(Some(&bias), None, len), bias.len());
     // the table again, and in the backward its gradient and the means; tiles and diagonal sums for each thread
@@ -109,7 +110,8 @@ fn tables_cost_a_few_numbers_for_each_position() {
 fn decays_by_content_cost_tiles_for_each_thread() {
     let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let (heads, len, head_dim) = (2, 16384, 64);
-    let dims = AttentionDims { batch: 1, heads, kv_heads: heads, queries: len, keys: len, head_dim };
+    let dims =
+        AttentionDims { batch: 1, heads, kv_heads: heads, queries: len, keys: len, head_dim, value_dim: head_dim };
     let strides = Strides { batch: heads * len * head_dim, head: len * head_dim, row: head_dim };
     // some features steep
     let sum = |at: usize| -((at / head_dim % len) as f64) * if (at % head_dim).is_multiple_of(9) { 2.0 } else { 1e-3 };
@@ -127,7 +129,8 @@ fn decays_by_content_cost_tiles_for_each_thread() {
 fn paths_cost_tiles_for_each_thread() {
     let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let (heads, len, head_dim, width) = (2, 16384, 16, 8);
-    let dims = AttentionDims { batch: 1, heads, kv_heads: heads, queries: len, keys: len, head_dim };
+    let dims =
+        AttentionDims { batch: 1, heads, kv_heads: heads, queries: len, keys: len, head_dim, value_dim: head_dim };
     let strides = Strides { batch: heads * len * width, head: len * width, row: width };
     let features: Vec<f32> = (0..strides.batch).map(|at| (at % 11) as f32 / 11.0 - 0.5).collect();
     let view = View { data: &features[..], strides };
@@ -162,7 +165,8 @@ impl ScoreMod<f32> for Shift {
 fn maps_cost_a_block_of_rows_for_each_thread() {
     let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let (heads, len, head_dim) = (3, 4096, 16);
-    let dims = AttentionDims { batch: 1, heads, kv_heads: heads, queries: len, keys: len, head_dim };
+    let dims =
+        AttentionDims { batch: 1, heads, kv_heads: heads, queries: len, keys: len, head_dim, value_dim: head_dim };
     let [forward, backward] = of_forward_and_backward(dims, ScoreTransform::Mod(&Shift(0.5)), 1);
     let (block, thread) = (4 * heads * 48 * len, 256 << 10); // rows and tiles of 16 features for each thread
     let threads = rayon::current_num_threads();
@@ -179,7 +183,8 @@ fn dape_costs_tables_and_a_tile_for_each_thread() {
     let map = ScoreModSpec::from(Mixed { heads, bias: Bias::Table, network: Some(network) });
     let count = heads * len + hidden * (3 * heads + 1) + heads;
     let values: Vec<f32> = (0..count).map(|i| (i % 5) as f32 / 50.0).collect();
-    let dims = AttentionDims { batch: 1, heads, kv_heads: heads, queries: len, keys: len, head_dim };
+    let dims =
+        AttentionDims { batch: 1, heads, kv_heads: heads, queries: len, keys: len, head_dim, value_dim: head_dim };
     let extent = ScoreModExtent { sides: Sides::OneSided, len, scale: 1.0 };
     let tables = extra(|| drop(map.over(&values, extent)));
     // biases, and their share of the hidden units twice: with keys and with units as lanes

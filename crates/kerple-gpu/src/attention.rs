@@ -177,13 +177,17 @@ impl<'a> FlashAttention<'a> {
         FlashAttention { intervals, ..self }
     }
 
-    /// Whether a device has kernels for these sizes and enough memory for them.
+    /// Whether a device has kernels for these sizes and enough memory for them. There are none for values of another width than
+    /// queries.
     pub fn runs(client: &Client, dims: AttentionDims) -> bool {
-        let AttentionDims { batch, heads, queries, keys, head_dim, .. } = dims;
+        let AttentionDims { batch, heads, queries, keys, head_dim, value_dim, .. } = dims;
         let some = batch > 0 && heads > 0 && queries > 0 && keys > 0;
         // indices are 32 bits, and other counts of cubes than the first 16
         let fits = batch * heads * queries.max(keys) * head_dim < 1 << 31 && batch < 1 << 16 && heads < 1 << 16;
-        some && head_dim <= 256 && client.properties().hardware.max_bindings >= BINDINGS && fits
+        some && head_dim == value_dim
+            && head_dim <= 256
+            && client.properties().hardware.max_bindings >= BINDINGS
+            && fits
     }
 
     /// The output, and the values that the backward needs.

@@ -25,7 +25,7 @@
 //! use kerple_gpu::cubecl::prelude::CubeElement;
 //!
 //! fn attend(client: &Client, q: &[f32], k: &[f32], v: &[f32], bias: &[f32], d_out: &[f32]) {
-//!     let dims = AttentionDims { batch: 1, heads: 8, kv_heads: 8, queries: 512, keys: 512, head_dim: 64 };
+//!     let dims = AttentionDims { batch: 1, heads: 8, kv_heads: 8, queries: 512, keys: 512, head_dim: 64, value_dim: 64 };
 //!     let [q, k, v, bias, d_out] =
 //!         [q, k, v, bias, d_out].map(|values| client.create_from_slice(f32::as_bytes(values)));
 //!     let tables = FlashTables { bias: Some(bias), weight: None, len: 512 };

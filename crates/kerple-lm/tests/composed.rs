@@ -61,6 +61,8 @@ fn every_method_trains_composed_as_fused() {
         r#"{"kind":"selective_rope","bias":false,"rank":3}"#,
         r#"{"kind":"selective_rope","gate":true,"decay":true,"scalar_gate":true,"window":6}"#,
         r#"{"kind":"rotary_positions","step":"softplus"}"#,
+        r#"{"kind":"pope","width":3,"window":6}"#,
+        r#"{"kind":"fope","zero_pad":false}"#,
     ];
     let of_rows = of_rows.map(|text| serde_json::from_str(text).unwrap());
     for encoding in crate::common::maps().into_iter().chain(of_rows) {

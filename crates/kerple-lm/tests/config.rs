@@ -83,6 +83,7 @@ fn every_key_changes_the_plan() {
         "model.block.key_shift=true",
         "model.block.short_conv=4",
         "model.block.ssmax=0.2",
+        "model.block.attn_temperature={ floor = 64.0, alpha = 0.2 }",
         "model.block.sink=off_by_one",
         "model.block.sink=learned",
         "model.block.attn_softcap=50.0",

@@ -4,6 +4,7 @@ use crate::common::{IDS, decoder, encoding, logits, maps, patterns, plan, plan_w
 use kerple_burn::implementation::Impl;
 use kerple_burn::plan::{AttentionKind, BlockConfig, LinearAttentionConfig, ResidualKind, SinkKind};
 use kerple_core::encoding::Encoding;
+use kerple_core::forms::AttnTemperature;
 use kerple_lm::config::TrainConfig;
 use kerple_lm::forward_context::ForwardContext;
 use kerple_lm::model::{Decoder, Sequence, TokenBatch};
@@ -22,12 +23,22 @@ fn models() -> Vec<(String, Decoder)> {
         BlockConfig { short_conv: Some(4), n_kv_heads: Some(1), qk_norm: true, ..BlockConfig::default() },
         BlockConfig { short_conv: Some(3), residual: ResidualKind::PostLn, ..BlockConfig::default() },
         BlockConfig { n_kv_heads: Some(1), ssmax: Some(0.4), sink: SinkKind::Learned, ..BlockConfig::default() },
+        BlockConfig {
+            attn_temperature: Some(AttnTemperature { floor: 3.0, alpha: 0.5 }),
+            qk_norm: true,
+            ..BlockConfig::default()
+        },
         BlockConfig { attention: AttentionKind::Linear(LinearAttentionConfig::default()), ..BlockConfig::default() },
     ];
     let with = |block: BlockConfig| (format!("{block:?}"), of(&plan_with(&encoding("kerple_log"), train(), block)));
     found.extend(blocks.map(with));
     let grouped = BlockConfig { n_kv_heads: Some(1), qk_norm: true, ..BlockConfig::default() };
-    for text in [r#"{"kind":"selective_rope","decay":true}"#, r#"{"kind":"rotary_positions","window":4}"#] {
+    for text in [
+        r#"{"kind":"selective_rope","decay":true}"#,
+        r#"{"kind":"rotary_positions","window":4}"#,
+        r#"{"kind":"pope","width":3,"window":4}"#,
+        r#"{"kind":"fope"}"#,
+    ] {
         let encoding: Encoding = serde_json::from_str(text).unwrap();
         found.push((text.to_owned(), of(&plan_with(&encoding, train(), grouped.clone()))));
     }

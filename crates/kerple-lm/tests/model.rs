@@ -5,6 +5,7 @@ use kerple_burn::implementation::Impl;
 use kerple_burn::ops::activation::Activation;
 use kerple_burn::plan::{BlockConfig, EmbeddingDropout, InitKind, NormKind, ResidualKind, SinkKind};
 use kerple_core::encoding::{Encoding, METHODS, Method, ParameterShare};
+use kerple_core::forms::AttnTemperature;
 use kerple_lm::config::{ModelConfig, Preset, RunConfig, TrainConfig};
 use kerple_lm::forward_context::ForwardContext;
 use kerple_lm::model::{Decoder, TokenBatch};
@@ -42,6 +43,7 @@ fn every_encoding() -> Vec<Encoding> {
     all.push(serde_json::from_str(r#"{"kind":"learned","positions":40,"randomized":40}"#).unwrap());
     all.extend(["kerple_log", "t5", "alibi"].map(|kind| Encoding { reach: Some(4), ..encoding(kind) }));
     all.push(Encoding { reach: Some(9), ..randomized("kerple_log") });
+    all.extend(["kerple_log", "t5", "kerple_weight"].map(|kind| Encoding { distance_cap: Some(4), ..encoding(kind) }));
     let of_window = |kind| Encoding { window: Some(5), sink_tokens: Some(2), ..encoding(kind) };
     all.extend(["none", "kerple_log", "rotary", "xpos", "fox", "kerple_positions", "inkling"].map(of_window));
     all.extend(
@@ -53,6 +55,11 @@ fn every_encoding() -> Vec<Encoding> {
             r#"{"kind":"selective_rope","decay":true,"scalar_gate":true}"#,
             r#"{"kind":"selective_rope","window":5,"sink_tokens":2}"#,
             r#"{"kind":"rotary_positions","window":5}"#,
+            r#"{"kind":"pope","width":3}"#,
+            r#"{"kind":"kerple_positions","kernel":"table","entries":5,"grid":2}"#,
+            r#"{"kind":"pope","window":5,"sink_tokens":2}"#,
+            r#"{"kind":"pope","randomized":40}"#,
+            r#"{"kind":"fope","zero_pad":false,"window":5}"#,
             r#"{"kind":"grape_ap","features":4,"window":5}"#,
             r#"{"kind":"grape_ap","relative":true,"share":"model"}"#,
             r#"{"kind":"grape_ap","relative":true,"randomized":40}"#,
@@ -231,6 +238,7 @@ fn families() -> Vec<BlockConfig> {
         BlockConfig { embedding_norm: true, residual: ResidualKind::NormResidual, tie_embeddings: true, ..default },
         BlockConfig { norm: NormKind::LayerNoBias, clip_qkv: Some(0.01), tie_embeddings: true, ..bare.clone() },
         BlockConfig { key_shift: true, ssmax: Some(0.4), qk_norm: true, ..bare.clone() },
+        BlockConfig { attn_temperature: Some(AttnTemperature { floor: 3.0, alpha: 0.5 }), ..bare.clone() },
         BlockConfig { key_shift: true, n_kv_heads: Some(1), ..bare.clone() },
         BlockConfig { short_conv: Some(4), n_kv_heads: Some(1), ..bare.clone() },
         BlockConfig { short_conv: Some(3), residual: ResidualKind::Parallel, qk_norm: true, ..bare.clone() },

@@ -185,12 +185,19 @@ impl AttentionArrays {
     fn sizes(&self, rule: &AttentionRule) -> PyResult<(AttentionDims, KeyLimits)> {
         let [batch, heads, queries, head_dim] = self.q.sizes("B, H, Q, D")?;
         let [_, kv_heads, keys, _] = self.k.sizes("B, G, K, D")?;
-        let dims = AttentionDims { batch, heads, kv_heads, queries, keys, head_dim };
-        if head_dim == 0 {
-            return Err(PyValueError::new_err("q: head_dim is 0; it must be at least 1"));
+        let [_, _, _, value_dim] = self.v.sizes("B, G, K, E")?;
+        let dims = AttentionDims { batch, heads, kv_heads, queries, keys, head_dim, value_dim };
+        for (name, features) in [("q", head_dim), ("v", value_dim)] {
+            if features == 0 {
+                return Err(PyValueError::new_err(format!("{name}: head_dim is 0; it must be at least 1")));
+            }
         }
         self.k.expect_shape("B, G, K, D", &[batch, kv_heads, keys, head_dim])?;
-        self.v.expect_shape("B, G, K, D", &[batch, kv_heads, keys, head_dim])?;
+        self.v.expect_shape("B, G, K, E", &[batch, kv_heads, keys, value_dim])?;
+        if self.numbers.is_some() && head_dim != value_dim {
+            let message = format!("v: {value_dim} features; score modifications need as many as q has, {head_dim}");
+            return Err(PyValueError::new_err(message));
+        }
         if let Some(encoding) = &rule.encoding {
             encoding.get().expect_sizes(heads, head_dim)?;
         }
@@ -205,7 +212,8 @@ impl AttentionArrays {
         }
         // what the engine makes room for
         let reach = queries.saturating_add(keys).saturating_add(1 << 10);
-        let room = kerple_core::elements(&[batch.max(1), heads.max(1), reach, head_dim.saturating_add(1 << 6)]);
+        let room =
+            kerple_core::elements(&[batch.max(1), heads.max(1), reach, head_dim.max(value_dim).saturating_add(1 << 6)]);
         if room.is_none_or(|room| room > isize::MAX as usize / size_of::<f64>()) {
             return Err(PyValueError::new_err(format!("{dims:?} is larger than any memory")));
         }
@@ -514,7 +522,7 @@ impl<'a, T: Number + Element> TypedArrays<'a, T> {
     }
 
     fn work(&self, dims: AttentionDims) -> Workload {
-        let sizes = [dims.batch, dims.heads, dims.queries, dims.keys, dims.head_dim];
+        let sizes = [dims.batch, dims.heads, dims.queries, dims.keys, dims.head_dim.max(dims.value_dim)];
         match kerple_core::elements(&sizes) {
             Some(products)
                 if self.sinks.is_none()
@@ -555,7 +563,11 @@ macro_rules! with_kind {
     };
 }
 
-/// Writes `out`, `[B, H, Q, D]`, and `lse`, `[B, H, Q]`.
+fn out_shape(dims: AttentionDims) -> [usize; 4] {
+    [dims.batch, dims.heads, dims.queries, dims.value_dim]
+}
+
+/// Writes `out`, `[B, H, Q, E]`, and `lse`, `[B, H, Q]`.
 #[pyfunction]
 pub fn attention_forward(
     py: Python,
@@ -567,7 +579,7 @@ pub fn attention_forward(
     let inputs = AttentionArrays::of(&inputs)?;
     let (dims, limits) = inputs.sizes(rule)?;
     let (out, lse) = (PythonArray::of("out", out)?, PythonArray::of("lse", lse)?);
-    out.expect_shape("B, H, Q, D", inputs.q.shape())?;
+    out.expect_shape("B, H, Q, E", &out_shape(dims))?;
     lse.expect_shape("B, H, Q", &[dims.batch, dims.heads, dims.queries])?;
     with_kind!(inputs.q, T => forward::<T>(py, rule, &inputs, dims, &limits, [&out, &lse]))
 }
@@ -617,9 +629,9 @@ pub fn attention_backward(
     let (dims, limits) = inputs.sizes(rule)?;
     let saved =
         [PythonArray::of("out", &saved.0)?, PythonArray::of("lse", &saved.1)?, PythonArray::of("d_out", &saved.2)?];
-    saved[0].expect_shape("B, H, Q, D", inputs.q.shape())?;
+    saved[0].expect_shape("B, H, Q, E", &out_shape(dims))?;
     saved[1].expect_shape("B, H, Q", &[dims.batch, dims.heads, dims.queries])?;
-    saved[2].expect_shape("B, H, Q, D", inputs.q.shape())?;
+    saved[2].expect_shape("B, H, Q, E", &out_shape(dims))?;
     let names = [
         "d_q",
         "d_k",

@@ -201,7 +201,8 @@ impl PyEncoding {
     }
 
     /// Where it enters a model: `nowhere`, `embeddings`, `rotation`, `scores`, `map`, `gates`,
-    /// `learned_positions`, `feature_gates`, `content_rotation`, `relative`, `path` or `code`.
+    /// `learned_positions`, `feature_gates`, `content_rotation`, `query_key_map`, `relative`, `path`
+    /// or `code`.
     #[getter]
     fn entry(&self) -> &'static str {
         match self.encoding.entry() {
@@ -214,6 +215,7 @@ impl PyEncoding {
             Injection::Gates { kernel: true } => "learned_positions",
             Injection::FeatureGates { .. } => "feature_gates",
             Injection::ContentRotation { .. } => "content_rotation",
+            Injection::QueryKeyMap { .. } => "query_key_map",
             Injection::RelativeBias => "relative",
             Injection::PathBias => "path",
             Injection::Code => "code",
@@ -324,6 +326,12 @@ impl PyEncoding {
     /// Rotation rates in radians per position, for sequences of the training length.
     fn rates(&self) -> Option<Vec<f64>> {
         Some(self.encoding.rotary(&self.geometry, self.geometry.train_len)?.inv_freq)
+    }
+
+    /// Rates of a map of queries and keys, or of a rotation by content, in radians per position.
+    fn map_rates(&self) -> Option<Vec<f64>> {
+        let of_content = self.encoding.content_rotation(&self.geometry).map(|rotation| rotation.rates);
+        of_content.or_else(|| Some(self.encoding.query_key_map(&self.geometry)?.angles().inv_freq))
     }
 
     /// Writes the cosines and sines that rotate the positions from `start` on in a sequence of

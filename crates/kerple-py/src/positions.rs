@@ -53,7 +53,7 @@ impl PositionArrays {
             return refuse(&format!("q: {queries} queries exceed the {keys} keys, which alone have positions"));
         }
         let zero = self.parameters.values::<f64>()?.iter().position(|parameter| *parameter == 0.0);
-        if let (Some(at), false) = (zero, matches!(self.kernel, PositionKernel::Spline { .. })) {
+        if let (Some(at), false) = (zero, !self.kernel.divides_by_parameters()) {
             let place = [at / count, at % count];
             let reason = "which only a spline takes, since gradients divide by it";
             return refuse(&format!("position_kernel[1]: the parameter at {place:?} is 0, {reason}"));

@@ -236,7 +236,7 @@ fn pictures_and_descriptions() {
     // a bias that ends is not the kernel that is proven
     let cut = r#"{ kind = "kerple_log", reach = 16 }"#;
     let text = place.ok(&["describe", cut, "--heads", "2", "--length", "64"]);
-    assert!(text.contains("proven    not proven: the bias ends at distance 16"), "{text}");
+    assert!(text.contains("  unproven  the bias ends at distance 16"), "{text}");
     assert!(text.contains("the bias is 0 for keys at distance 16") && text.contains("reach = 16"), "{text}");
     assert!(!text.contains("positive definite") && !place.ok(&["describe", "kerple_log"]).contains("not proven"));
     let all: Value = serde_json::from_str(&place.ok(&["describe", cut, "--json", "--heads", "1"])).unwrap();

@@ -193,8 +193,9 @@ def attention(
             up to 256. Any strides with contiguous features are read in place. float16 and bfloat16
             are computed in float32 and cast back; on GPUs only sums and tables are float32. Under
             autocast q, k and v are cast as for ``scaled_dot_product_attention``.
-        k, v: ``[B, G, K, D]``, where G divides H (grouped-query attention): query head h reads key
-            head ``h // (H // G)``.
+        k, v: ``[B, G, K, D]`` and ``[B, G, K, E]``, where G divides H (grouped-query attention): query
+            head h reads key head ``h // (H // G)``. The result is ``[B, H, Q, E]``. GPUs pad the narrower
+            of D and E.
         bias: added to scaled scores, ``[H, L]`` over distances ``0..L - 1`` with ``L >= K``;
             without ``causal`` it is ``[H, 2 L - 1]`` over ``-(L - 1)..L - 1``, ``L >= max(Q, K)``,
             see :func:`symmetric`.
@@ -326,6 +327,9 @@ def attend(
     x, parameters, kernel = learned_of(positions, position_kernel, q.shape[1], k, starts, ends, documents)
     if x is not None and relative is not None:
         raise ValueError("positions: they and a relative bias per row (relative) exclude each other")
+    values = v.shape[3]
+    if q.device.type in DEVICES and values != q.shape[3]:  # kernels take as many of both
+        q, k, v = (torch.nn.functional.pad(x, (0, max(q.shape[3], values) - x.shape[3])) for x in (q, k, v))
     made = call(
         q, k, v, beside("bias", bias, q, dtype), beside("weight", weight, q, dtype), beside("sinks", sinks, q, dtype),
         beside("numbers", numbers, q, dtype), clocks_of(gates, q.shape[1], k, starts, ends, documents),
@@ -333,6 +337,7 @@ def attend(
         encoding, float(scale), flag("causal", causal), _count("window", window, "all"), _count("sink_tokens", sink_tokens, "none"),
         softcap, dropout_p, kernel,
     )  # fmt: skip
+    made = made if made.shape[3] == values else made[..., :values]
     return made if made.dtype == of else made.to(of)
 
 

@@ -86,6 +86,7 @@ def program_of(native: _native.Encoding) -> dict[str, Any] | None:
         "kind": native.kind, "bias": bias, "weight": weight, "ranges": _ranges(native), "smooth": keys.get("keep") == "smooth",
         "inside": keys.get("scale") == "inside", "behind": keys.get("behind", 0.0),
         "rates": keys.get("features"), "base": keys.get("base"), "reach": keys.get("reach"),
+        "cap": keys.get("distance_cap"),
     }  # fmt: skip
 
 
@@ -105,8 +106,9 @@ def constants_of(native: _native.Encoding, heads: int, head_dim: int) -> list[fl
     """Numbers of a table that no formula here repeats: slopes per head, or of T5 the distances at which
     buckets begin, and then these buckets.
     """
-    if "reach" in json.loads(native.keys):  # the numbers are those of a bias that goes on
-        whole = {key: value for key, value in json.loads(native.keys).items() if key != "reach"}
+    keys = json.loads(native.keys)
+    if "reach" in keys or "distance_cap" in keys:  # the numbers are those of a bias that goes on
+        whole = {key: value for key, value in keys.items() if key not in ("reach", "distance_cap")}
         native = _native.Encoding(json.dumps(whole), heads, head_dim, 1)
     if native.kind in ("alibi", "kerple_power_original"):
         two_sides = native.tables[2]
@@ -133,6 +135,8 @@ def table(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Bias and weight ``[H, C]`` in float64 over the engine's distances, ``0..length`` or both directions."""
     d = torch.arange(1 - length if two_sides else 0, length, dtype=torch.float64, device=device)
+    if program["cap"] is not None:
+        d = d.clamp(-program["cap"], program["cap"])
     kind = program["kind"]
     if kind == "t5":
         bias, weight = _t5(learned[0], constants, d, head_dim), None

@@ -79,6 +79,11 @@ def _room(x: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
+def _out(q: Tensor, v: Tensor) -> Tensor:
+    """An empty output: laid out as queries, with the features of values."""
+    return _room(q) if q.shape[3] == v.shape[3] else q.new_empty(*q.shape[:3], v.shape[3])
+
+
 def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dim() != 4:
@@ -124,14 +129,14 @@ def _lse_type(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
-def _run(q: Tensor, *rest) -> tuple[Tensor, Tensor]:
+def _run(q: Tensor, k: Tensor, v: Tensor, *rest) -> tuple[Tensor, Tensor]:
     batch, heads, queries, _ = q.shape
     lse_type = _lse_type(q.dtype)
-    out, lse = _room(q), torch.empty(batch, heads, queries, dtype=lse_type, device=q.device)  # separate sizes take half as long as a tuple
+    out, lse = _out(q, v), torch.empty(batch, heads, queries, dtype=lse_type, device=q.device)  # separate sizes take half as long as a tuple
     if q.device.type in _gpu.DEVICES:
-        _gpu.forward((q, *rest), out, lse)
+        _gpu.forward((q, k, v, *rest), out, lse)
         return out, lse
-    rule, inputs = _given(q, *rest)
+    rule, inputs = _given(q, k, v, *rest)
     _native.attention_forward(rule, inputs, out, lse)
     return out, lse
 
@@ -141,8 +146,8 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, *rest) -> tuple[Tensor, Tensor]:
     return _run(q, k, v, *rest)
 
 
-def _attention_fake(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-    return _room(q), q.new_empty(q.shape[:3], dtype=_lse_type(q.dtype))
+def _attention_fake(q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    return _out(q, v), q.new_empty(q.shape[:3], dtype=_lse_type(q.dtype))
 
 
 def _made(

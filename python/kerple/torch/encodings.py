@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from .. import _native, kernels
 from .._renamed import refuse_arguments
-from . import _closed_forms
+from . import _closed_forms, _maps
 from ._attention import as_autocast, attend, check_qkv, relative_of, symmetric
 from ._documents import documents_of, positions_of, whole_numbers
 from ._gpu import DEVICES, refuse_encoding
@@ -27,7 +27,6 @@ from ._positions import positions_of_logits, spline_parameters
 #: What encodings do that enter in these places.
 _NOT_IN_TORCH = {
     "feature_gates": "gates every feature of queries and keys",
-    "content_rotation": "rotates queries and keys by angles that rows set",
     "path": "sums a bias over the tokens between query and key",
 }
 
@@ -47,7 +46,8 @@ class Encoding(nn.Module):
             encoding.
         dtype: type of the parameters.
         keys: keys of the method, such as ``max_distance`` of T5, and ``window``, ``sink_tokens`` and ``scale`` of
-            all methods. ``reach`` ends a bias: it is 0 for keys at that distance and beyond.
+            all methods. ``reach`` ends a bias: it is 0 for keys at that distance and beyond. ``distance_cap`` treats
+            keys further away as if they were at that distance.
 
     Raises:
         ValueError: a key is invalid; the message contains the key, its value and the limit.
@@ -86,15 +86,23 @@ class Encoding(nn.Module):
         self._key = encoding_key(native.keys, heads, head_dim, train_len, d_model)
         #: Floor and alpha of the log-length factor.
         self._log_scale = json.loads(native.keys).get("log_scale") if native.entry == "relative" else None
-        if native.entry == "learned_positions":
-            own = json.loads(native.keys)
-            self._steps, self._kernel = (own["step"], own.get("step_min", 0.0), own.get("step_max", 2.0)), own["kernel"]
+        own = json.loads(native.keys)
+        if native.entry == "content_rotation" and own.get("decay"):
+            raise ValueError("decay: kerple.torch computes rotations without decays; `kerple train` has both")
+        if native.entry == "learned_positions" and own["kernel"] == "table":
+            raise ValueError("kernel = 'table': kerple.torch computes 'log', 'power', 'log3' and 'spline'; `kerple train` has tables too")
+        if native.entry == "learned_positions" or kind == "rotary_positions":
+            self._steps, self._kernel = (own["step"], own.get("step_min", 0.0), own.get("step_max", 2.0)), own.get("kernel")
         #: The encoding, where the engine needs more of the method than tables.
         self._in_engine = self._key if native.entry == "map" or native.fades else ""
         seed = int(torch.randint(2**63 - 1, (), device="cpu")) if seed is None else seed
         self._add(native, torch.tensor(native.initial(seed, layer), dtype=torch.float64), dtype)
         rates = native.rates()
         self.register_buffer("inv_freq", rates and torch.tensor(rates, dtype=torch.float64), persistent=False)
+        #: Of a map of queries and keys, and whether its delta is clamped, or its other pairs do not turn.
+        self._map_flag = own.get("clamp_delta", own.get("zero_pad", False))
+        rates = native.map_rates()
+        self.register_buffer("map_freq", rates and torch.tensor(rates, dtype=torch.float64), persistent=False)
         #: What GPUs compute the tables from.
         self._program = _closed_forms.program_of(native)
         constants = _closed_forms.constants_of(native, heads, head_dim) if self._program else None
@@ -105,6 +113,8 @@ class Encoding(nn.Module):
         super()._apply(fn, recurse)
         if self.inv_freq is not None:  # rates stay in f64 whatever the module is cast to
             self.inv_freq = torch.tensor(encoding(self._key).rates(), dtype=torch.float64, device=self.inv_freq.device)
+        if self.map_freq is not None:
+            self.map_freq = torch.tensor(encoding(self._key).map_rates(), dtype=torch.float64, device=self.map_freq.device)
         if self._constants is not None:
             self._table_constants = torch.tensor(self._constants, dtype=torch.float64, device=self._table_constants.device)
         return self
@@ -182,7 +192,7 @@ class Encoding(nn.Module):
 
     def _device(self) -> torch.device:
         """Where the tables of a call without tensors are made."""
-        held = [*self._learned(), *(x for x in (self.inv_freq, self._table_constants) if x is not None)]
+        held = [*self._learned(), *(x for x in (self.inv_freq, self.map_freq, self._table_constants) if x is not None)]
         return held[0].device if held else torch.device("cpu")
 
     def _table(
@@ -295,11 +305,60 @@ class Encoding(nn.Module):
         Raises:
             ValueError: the method has no learned positions, or the hidden states have another width.
         """
-        if self._entry != "learned_positions":
-            raise ValueError(f"kind = {self.kind!r} makes no learned positions, 'kerple_positions' does")
+        if self._entry != "learned_positions" and self.kind != "rotary_positions":
+            raise ValueError(f"kind = {self.kind!r} makes no learned positions, 'kerple_positions' and 'rotary_positions' do")
         self._check_rows(rows)
         logits = rows @ self.weight.to(rows.dtype) + self.bias.to(rows.dtype)
         return positions_of_logits(logits, *self._steps, after)
+
+    def angles(self, rows: Tensor, *, before: Tensor | None = None, after: Tensor | None = None) -> Tensor:
+        """Angles ``[B, H, L, D/2]`` in float64 by which hidden states ``[B, L, M]`` turn queries and keys, what
+        ``forward`` takes as ``angles``.
+
+        Args:
+            before: the hidden states of the 3 tokens before these, ``[B, 3, M]``, in decoding.
+            after: the last angles of earlier tokens, ``[B, H, D/2]``, which these follow.
+
+        Raises:
+            ValueError: the method has no such angles, or the hidden states have another width.
+        """
+        if self.kind != "selective_rope":
+            raise ValueError(f"kind = {self.kind!r} makes no angles of rows, 'selective_rope' does")
+        self._check_rows(rows)
+        gate = (self.gate_weight, self.gate_bias) if "gate_weight" in self._names else None
+        made = _maps.increments(
+            rows, self.weight_in, self.weight_out, self.filters, getattr(self, "angle_bias", None), gate, self.heads, before
+        )
+        angles = (made.to(torch.float64) * self.map_freq).cumsum(2)
+        return angles if after is None else angles + after.to(torch.float64)[:, :, None]
+
+    def _by_content(self, q: Tensor, k: Tensor, v: Tensor, angles: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of each query head, turned by angles of all keys, ``[B, H, K, D/2]``."""
+        wanted = (q.shape[0], q.shape[1], k.shape[2], q.shape[-1] // 2)
+        if angles is None or tuple(angles.shape) != wanted:
+            given = "none" if angles is None else f"shape {tuple(angles.shape)}"
+            raise ValueError(f"angles: expected [B, H, K, D/2] = {list(wanted)}, got {given}; make them of rows, with `angles(rows)`")
+        k, v = (_maps.for_each_head(x, q.shape[1]) for x in (k, v))
+        return _maps.turned_by(q, angles[:, :, k.shape[2] - q.shape[2] :]), _maps.turned_by(k, angles), v
+
+    def _mapped(
+        self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor | None, starts: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of PoPE or FoPE, of tokens at these positions ``[B, K]``, or counted from the first that
+        is no padding.
+        """
+        if positions is None:
+            positions = torch.arange(k.shape[2], device=q.device)[None]
+            if starts is not None and starts.dim() == 1:
+                positions = positions - starts.to(q.device)[:, None]
+        angles = positions.to(torch.float64)[:, None, :, None] * self.map_freq
+        of_queries = angles[:, :, k.shape[2] - q.shape[2] :]
+        if self.kind == "pope":
+            delta = (_maps.clamped(self.delta) if self._map_flag else self.delta).to(torch.float64)
+            return _maps.polar(q, of_queries - delta[:, None]), _maps.polar(k, angles), v
+        k, v = (_maps.for_each_head(x, q.shape[1]) for x in (k, v))
+        turn = lambda x, at: _maps.mixed(x, at, self.cos_mix, self.sin_mix, self._map_flag)  # noqa: E731
+        return turn(q, of_queries), turn(k, angles), v
 
     @property
     def position_kernel(self) -> tuple[str, Tensor]:
@@ -352,6 +411,7 @@ class Encoding(nn.Module):
         gates: Tensor | None = None,
         relative: tuple[Tensor, Tensor] | None = None,
         positions: Tensor | None = None,
+        angles: Tensor | None = None,
         key_lengths: Tensor | None = None,
         key_starts: Tensor | None = None,
         key_ends: Tensor | None = None,
@@ -362,7 +422,7 @@ class Encoding(nn.Module):
         **unknown: NoReturn,
     ) -> Tensor:
         """:func:`~kerple.torch.attention` with this method, with the same arguments and result; the method has the
-        kernel of ``positions``.
+        kernel of ``positions``. Selective RoPE takes ``angles``, see :meth:`angles`.
         """
         if unknown:
             refuse_arguments("Encoding.forward", unknown)
@@ -377,15 +437,29 @@ class Encoding(nn.Module):
             if positions is None:
                 raise ValueError("positions: there are none; make them of the rows that q and k are made of, with `positions(rows)`")
             kernel = self.position_kernel
-        elif positions is not None:
+        elif positions is not None and self.kind != "rotary_positions":
             raise ValueError(f"positions: kind = {self.kind!r} has no kernel of them, 'kerple_positions' has; or use kerple.torch.attention")
+        if self.kind == "rotary_positions":
+            if positions is None:
+                raise ValueError("positions: there are none; make them of the rows that q and k are made of, with `positions(rows)`")
+            angles, positions = positions[..., None] * self.map_freq, None
+        elif angles is not None and self.kind != "selective_rope":
+            raise ValueError(f"angles: kind = {self.kind!r} turns nothing by them, 'selective_rope' does")
         if self._in_engine and q.device.type in DEVICES:
             refuse_encoding(self._key, q.device)
         longest = max(q.shape[2], k.shape[2])
         documents = documents_of(cu_seqlens, document_ids, k, key_starts, key_lengths, key_ends)
         q, k = self._rotated(q, k, longest, positions_of(documents, k.shape[2]))
         bias = weight = numbers = None
-        if self._entry == "relative":
+        if self._entry in ("content_rotation", "query_key_map"):
+            scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+            q, k, v = (x if x.device.type in DEVICES else x.to(dtype) for x in (q, k, v))
+            if self._entry == "content_rotation":
+                q, k, v = self._by_content(q, k, v, angles)
+            else:
+                starts = whole_numbers("key_starts", key_starts, q.device)
+                q, k, v = self._mapped(q, k, v, positions_of(documents, k.shape[2]), starts)
+        elif self._entry == "relative":
             q, k, v = (x if x.device.type in DEVICES else x.to(dtype) for x in (q, k, v))
             made = relative_of(relative, q, dtype, causal)
             q, relative = self._sharpened(q, made, k.shape[2], whole_numbers("key_starts", key_starts, q.device), documents)
@@ -602,6 +676,48 @@ class KerplePositions(_Named):
     """
 
     kind = "kerple_positions"
+
+
+class SelectiveRope(_Named):
+    """Rotation of queries and keys by angles that the content sets, running sums over tokens. ICLR 2026.
+
+    ::
+
+        rope = SelectiveRope(heads=8, head_dim=64)
+        out = rope(q, k, v, angles=rope.angles(rows))    # rows: [B, L, 512], what q, k and v are made of
+
+    ``bias=False`` starts almost without positions, ``gate=True`` gives each head a gate of its angles. Decoding goes on
+    with ``rope.angles(new_rows, before=last_3_rows, after=angles[:, :, -1])``, appended to the earlier angles. Angles are
+    those of one document: make them document by document where sequences are packed.
+    """
+
+    kind = "selective_rope"
+
+
+class RotaryPositions(_Named):
+    """Rotation of queries and keys at learned positions, those of :class:`KerplePositions`: ``layer(q, k, v,
+    positions=layer.positions(rows))``.
+    """
+
+    kind = "rotary_positions"
+
+
+class Pope(_Named):
+    """Queries and keys with lengths ``softplus(x)`` by content and angles by position. arXiv:2509.10534.
+
+    ``width=32`` makes the first 32 features polar and leaves the others, ``clamp_delta=True`` keeps ``delta`` in [-2 pi, 0].
+    """
+
+    kind = "pope"
+
+
+class Fope(_Named):
+    """Pairs of features that turn by learned mixtures of rates. arXiv:2412.17739.
+
+    Rates turn at least once in ``train_len`` tokens. Scores depend on positions, not on distances alone.
+    """
+
+    kind = "fope"
 
 
 class Inkling(_Named):

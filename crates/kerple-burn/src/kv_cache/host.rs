@@ -110,8 +110,9 @@ impl HostKv {
             self.extend_path_keys(&on_host(keys));
             (on_host(queries), slopes)
         });
-        let Heads { heads: query_heads, kv_heads, head_dim } = heads;
-        let dims = AttentionDims { batch, heads: query_heads, kv_heads, queries: len, keys: self.len, head_dim };
+        let Heads { heads: query_heads, kv_heads, head_dim, value_dim } = heads;
+        let dims =
+            AttentionDims { batch, heads: query_heads, kv_heads, queries: len, keys: self.len, head_dim, value_dim };
         let (scores, inputs) = ScoreInputs::outside_autodiff(
             &context.mask,
             &context.bias,
@@ -123,7 +124,7 @@ impl HostKv {
         let head = self.capacity * head_dim;
         let held = Strides { batch: kv_heads * head, head, row: head_dim };
         let inner = heads.inner();
-        let merged = Strides { batch: len * inner, head: head_dim, row: inner };
+        let merged = Strides { batch: len * inner, head: value_dim, row: inner };
         let mut out = vec![0.0f32; batch * len * inner];
         let view = |data, strides| View { data, strides };
         let rows = [view(&rows[start..], packed), view(&self.keys[..], held), view(&self.values[..], held)];
@@ -278,7 +279,7 @@ mod tests {
 
     #[test]
     fn what_a_window_has_passed_is_let_go_of() {
-        let heads = Heads { heads: 2, kv_heads: 1, head_dim: 3 };
+        let heads = Heads::square(2, 1, 3);
         let mut rows = HostKv::new(2, heads);
         let width = heads.packed();
         let packed = |position: usize| -> Vec<f32> { (0..2 * width).map(|i| (1000 * position + i) as f32).collect() };
@@ -297,7 +298,7 @@ mod tests {
 
     #[test]
     fn first_tokens_stay() {
-        let heads = Heads { heads: 2, kv_heads: 1, head_dim: 3 };
+        let heads = Heads::square(2, 1, 3);
         let mut rows = HostKv::new(1, heads);
         let packed = |position: usize| -> Vec<f32> { vec![position as f32; heads.packed()] };
         for position in 0..2000 {
@@ -313,7 +314,7 @@ mod tests {
 
     #[test]
     fn features_of_paths_stay_with_their_keys() {
-        let heads = Heads { heads: 4, kv_heads: 2, head_dim: 3 };
+        let heads = Heads::square(4, 2, 3);
         let mut rows = HostKv::new(2, heads);
         let features = |position: usize| -> Vec<f32> { (0..2 * 4 * 2).map(|i| (100 * position + i) as f32).collect() };
         for position in 0..1500 {
@@ -332,7 +333,7 @@ mod tests {
     #[test]
     fn growing_keeps_every_row() {
         for kv_heads in [3, 1] {
-            let heads = Heads { heads: 3, kv_heads, head_dim: 2 };
+            let heads = Heads::square(3, kv_heads, 2);
             let (d, width) = (2, heads.packed());
             let mut rows = HostKv::new(2, heads);
             let packed =

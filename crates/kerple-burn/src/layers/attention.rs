@@ -8,10 +8,11 @@ use crate::kv_cache::KvCache;
 use crate::ops::attention::{self, AttentionScores, Scoring, default_scale};
 use crate::ops::attention_layer::{self, AttentionLayer};
 use crate::ops::qk_scaling::{self, QkScaling, RowsBefore};
-use crate::ops::{ResidualBase, content_rotation, linear, linear_attention, norm, relative};
+use crate::ops::{ResidualBase, content_rotation, linear, linear_attention, norm, query_key_map, relative};
 use crate::plan::{BlockConfig, BlockSizes, ResidualKind, SinkKind};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
+use kerple_core::forms::AttnTemperature;
 use rand::Rng;
 
 /// A sequence in one layer.
@@ -60,6 +61,8 @@ pub struct SelfAttention {
     #[module(skip)]
     clamp: Option<f64>,
     #[module(skip)]
+    temperature: Option<AttnTemperature>,
+    #[module(skip)]
     linear: Option<linear_attention::LinearAttentionSettings>,
 }
 
@@ -87,6 +90,7 @@ impl SelfAttention {
             softcap: plan.attn_softcap,
             sink: plan.sink,
             clamp: plan.clip_qkv,
+            temperature: plan.attn_temperature,
             linear: plan
                 .attention
                 .linear()
@@ -123,7 +127,7 @@ impl SelfAttention {
         let norms = self.q_norm.as_ref().zip(self.k_norm.as_ref()).map(|(q, k)| [q.val(), k.val()]);
         let [key_shift, ssmax] = [&self.key_shift, &self.growth].map(|own| own.as_ref().map(Param::val));
         let convs = self.k_conv.as_ref().zip(self.v_conv.as_ref()).map(|(k, v)| [k.val(), v.val()]);
-        QkScaling { convs, key_shift, norms, epsilon: self.norm_epsilon, ssmax }
+        QkScaling { convs, key_shift, norms, epsilon: self.norm_epsilon, ssmax, temperature: self.temperature }
     }
 
     fn scoring(&self) -> Scoring {
@@ -188,7 +192,8 @@ impl SelfAttention {
         let qkv = qk_scaling::by_parts(qkv, &scaling, heads, &context.mask, keys, of_scaling);
         let qkv = relative::scaled(qkv, heads, context, keys);
         let of_angles = (Impl::Reference, before.map(|before| &mut before.angles));
-        content_rotation::turned(qkv, heads, context, normed, of_angles)
+        let (qkv, heads) = content_rotation::turned(qkv, heads, context, normed, of_angles);
+        query_key_map::mapped(qkv, heads, context, Impl::Reference)
     }
 
     /// Queries, keys and values `[B, H, L, D]` after their rotation, and what comes from rows; reference implementation.

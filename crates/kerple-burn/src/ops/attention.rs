@@ -63,7 +63,7 @@ impl From<f64> for Scoring {
     }
 }
 
-/// Attention of `[B, H, Q, D]` queries over `[B, G, K, D]` keys and values; G divides H
+/// Attention of `[B, H, Q, D]` queries over `[B, G, K, D]` keys and `[B, G, K, E]` values; G divides H
 /// (grouped-query attention), and the last query is at the last key's position. Rotations are not
 /// part of it, see [`rotated`]; what a method adds to queries is.
 pub fn attention(
@@ -75,14 +75,15 @@ pub fn attention(
     implementation: Impl,
 ) -> Tensor<4> {
     let scoring = scoring.into();
-    if !implementation.has_kernel(kernels::of(&q, &k, context), &q) {
-        // chunks of queries take no documents yet
+    if !implementation.has_kernel(kernels::of([&q, &k, &v], context), &q) {
+        // chunks of queries take no documents, and values as wide as queries
         #[cfg(feature = "cube")]
         if context.relative.is_none()
             && context.path.is_none()
             && context.kernel.is_none()
             && context.feature_gates.is_none()
             && context.mask.documents.is_none()
+            && v.dims()[3] == q.dims()[3]
             && implementation.has_kernel(&[DeviceKind::Gpu], &q)
         {
             return query_chunked([q, k, v], &scoring, context, query_chunks::AT_ONCE, implementation);
@@ -512,14 +513,21 @@ struct AttentionSizes {
     dims: AttentionDims,
     queries: Strides,
     keys: Strides,
+    values: Strides,
+    out: Strides,
 }
 
 impl AttentionOp {
     fn sizes(&self, inputs: &[HostArray]) -> AttentionSizes {
-        let (q, k) = (inputs[self.own[0]].shape(), inputs[self.own[1]].shape());
-        let dims =
-            AttentionDims { batch: q[0], heads: q[1], kv_heads: k[1], queries: q[2], keys: k[2], head_dim: q[3] };
-        AttentionSizes { dims, queries: dense(q[1], q[2], q[3]), keys: dense(k[1], k[2], k[3]) }
+        let [q, k, v] = self.own.map(|place| inputs[place].shape());
+        let (heads, kv_heads, queries, keys, head_dim, value_dim) = (q[1], k[1], q[2], k[2], q[3], v[3]);
+        AttentionSizes {
+            dims: AttentionDims { batch: q[0], heads, kv_heads, queries, keys, head_dim, value_dim },
+            queries: dense(heads, queries, head_dim),
+            keys: dense(kv_heads, keys, head_dim),
+            values: dense(kv_heads, keys, value_dim),
+            out: dense(heads, queries, value_dim),
+        }
     }
 
     fn gate_cumsum<T: FloatElement>(&self, inputs: &[HostArray], keys: usize) -> Option<Vec<f64>> {
@@ -536,10 +544,10 @@ impl AttentionOp {
         inputs: &'a [HostArray],
         [gate_cumsum, decay_cumsum]: [&'a Option<Vec<f64>>; 2],
     ) -> AttentionCall<'a, T> {
-        let AttentionSizes { dims, queries, keys } = self.sizes(inputs);
+        let AttentionSizes { dims, queries, keys, values, .. } = self.sizes(inputs);
         let view = |place: usize, strides| View { data: inputs[place].slice(), strides };
         let [q, k, v] = self.own;
-        let rows = [view(q, queries), view(k, keys), view(v, keys)];
+        let rows = [view(q, queries), view(k, keys), view(v, values)];
         let relative = self.relative.map(|relative| relative.of(inputs));
         let (head, row) = (dims.keys * dims.head_dim, dims.head_dim);
         let of_decays = Strides { batch: dims.heads * head, head, row };
@@ -556,24 +564,24 @@ impl AttentionOp {
     }
 
     fn forward<T: FloatElement>(&self, inputs: &[HostArray]) -> OpOutput {
-        let AttentionSizes { dims, queries, .. } = self.sizes(inputs);
-        let q = &inputs[self.own[0]];
-        let mut out = zeros::<T>(q.slice::<T>().len());
+        let AttentionSizes { dims, out: strides, .. } = self.sizes(inputs);
+        let shape = [dims.batch, dims.heads, dims.queries, dims.value_dim];
+        let mut out = zeros::<T>(shape.iter().product());
         let gate_cumsum = self.gate_cumsum::<T>(inputs, dims.keys);
         let decay_cumsum = self.decay_cumsum::<T>(inputs, dims);
         let call = self.call(inputs, [&gate_cumsum, &decay_cumsum]);
-        let lse = self.scores.forward(inputs, call, ViewMut::new(&mut out, queries));
-        let output = HostArray::from_vec(out, q.shape());
+        let lse = self.scores.forward(inputs, call, ViewMut::new(&mut out, strides));
+        let output = HostArray::from_vec(out, &shape);
         OpOutput { saved: SavedForBackward::new((output.clone(), lse)), output }
     }
 
     fn backward<T: FloatElement>(&self, ctx: &BackwardContext) -> Vec<Option<HostArray>> {
-        let AttentionSizes { dims, queries, keys } = self.sizes(ctx.inputs);
+        let AttentionSizes { dims, queries, keys, values, out: of_out } = self.sizes(ctx.inputs);
         let (out, lse) = ctx.saved::<(HostArray, Vec<T>)>();
         let mut found = InputGrads::new(ctx.inputs);
         let [mut d_q, mut d_k, mut d_v] = self.own.map(|place| zeros::<T>(ctx.inputs[place].slice::<T>().len()));
-        let d_rows = [(&mut d_q, queries), (&mut d_k, keys), (&mut d_v, keys)].map(|(d, to)| ViewMut::new(d, to));
-        let view = |array| View { data: HostArray::slice::<T>(array), strides: queries };
+        let d_rows = [(&mut d_q, queries), (&mut d_k, keys), (&mut d_v, values)].map(|(d, to)| ViewMut::new(d, to));
+        let view = |array| View { data: HostArray::slice::<T>(array), strides: of_out };
         let gate_cumsum = self.gate_cumsum::<T>(ctx.inputs, dims.keys);
         let decay_cumsum = self.decay_cumsum::<T>(ctx.inputs, dims);
         let call = self.call(ctx.inputs, [&gate_cumsum, &decay_cumsum]);

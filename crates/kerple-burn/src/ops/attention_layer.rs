@@ -4,7 +4,8 @@ use super::attention::{self, AttentionCall, ScoreInputs, Scoring};
 use super::qk_scaling::{self, QkScaling};
 use super::residual::{ResidualBase, ResidualInput};
 use super::{
-    LinearTensors, NormTensors, content_rotation, gates, linear, linear_attention, norm, relative, score_mods,
+    LinearTensors, NormTensors, content_rotation, gates, linear, linear_attention, norm, query_key_map, relative,
+    score_mods,
 };
 use crate::attention_context::{AttentionBias, AttentionContext, RotaryTables};
 use crate::custom_op::{BackwardContext, CustomOp, FloatElement, InputGrads, OpInputs, OpOutput, SavedForBackward};
@@ -38,7 +39,7 @@ fn angles<T: FloatElement>(rotary: &RotaryTables) -> [Vec<T>; 2] {
 impl Heads {
     /// What a method adds to queries, for packed rows: `[(H + 2 G) D]`, 0 for keys and values.
     pub(crate) fn query_bias(self, bias: &AttentionBias) -> Option<Tensor<1>> {
-        let Heads { heads, kv_heads, head_dim: d } = self;
+        let Heads { heads, kv_heads, head_dim: d, .. } = self;
         let bias = score_mods::query_bias(bias)?;
         let rest = |shape: [usize; 2]| Tensor::<2>::zeros(shape, (&bias.device(), bias.dtype()));
         let packed = if self.is_interleaved() {
@@ -108,9 +109,10 @@ pub fn attention_layer(
     assert!(softmax || layer.linear.is_some(), "codes and decays are for linear attention");
     // clamped projections are rare, and would need their signs kept, one layer of a model may have no norm, what a method adds
     // to queries is added to normed ones, a relative bias, a bias over paths, gates of features and angles have projections of their
-    // own, and so is linear attention an operation: they take the parts one by one
+    // own, maps of queries and keys learn numbers, and linear attention is an operation of its own: they take the parts one by one
     let plain = context.relative.is_none()
         && context.angles.is_none()
+        && context.query_key_map.is_none()
         && context.path.is_none()
         && context.feature_gates.is_none()
         && (layer.qk_scaling.is_nothing() || score_mods::query_bias(&context.bias).is_none());
@@ -157,6 +159,7 @@ fn by_parts(x: Tensor<3>, layer: AttentionLayer, context: &AttentionContext, imp
     let qkv = qk_scaling::by_parts(qkv, &qk_scaling, heads, &context.mask, len, (implementation, None));
     let qkv = relative::scaled(qkv, heads, context, len);
     let (qkv, heads) = content_rotation::turned(qkv, heads, context, &normed, (implementation, None));
+    let (qkv, heads) = query_key_map::mapped(qkv, heads, context, implementation);
     let [q, k, v] = heads.unpack(qkv);
     let from_rows = relative::from_rows(context, &normed, len, implementation);
     let rope = context.rope.as_deref();
@@ -225,13 +228,13 @@ struct AttentionLayerSizes {
 impl AttentionLayerOp {
     fn sizes(&self, x: &HostArray) -> AttentionLayerSizes {
         let &[batch, len, width] = x.shape() else { panic!("x: expected [B, L, M], got {:?}", x.shape()) };
-        let Heads { heads, kv_heads, head_dim } = self.heads;
+        let Heads { heads, kv_heads, head_dim, value_dim } = self.heads;
         let (starts, packed) = self.heads.layout(len);
         let inner = self.heads.inner();
-        let merged = Strides { batch: len * inner, head: head_dim, row: inner };
+        let merged = Strides { batch: len * inner, head: value_dim, row: inner };
         AttentionLayerSizes {
             width,
-            dims: AttentionDims { batch, heads, kv_heads, queries: len, keys: len, head_dim },
+            dims: AttentionDims { batch, heads, kv_heads, queries: len, keys: len, head_dim, value_dim },
             starts,
             packed,
             merged,
@@ -265,7 +268,7 @@ impl AttentionLayerOp {
         let (mut a, mut normed) = (zeros(len * self.heads.inner()), Vec::new());
         for first_head in (0..dims.heads).step_by(at_once) {
             let count = at_once.min(dims.heads - first_head);
-            let heads = Heads { heads: count, kv_heads: count, head_dim: d };
+            let heads = Heads { heads: count, kv_heads: count, ..self.heads };
             let part = qkv.part(width, 3 * d * first_head..3 * d * (first_head + count));
             let mut rows = Vec::with_capacity(len * heads.packed());
             for x in x.chunks(NORMED_ROWS * width) {
@@ -289,7 +292,7 @@ impl AttentionLayerOp {
                 evicted: 0,
                 first_head,
             };
-            self.scores.forward(inputs, call, ViewMut::new(&mut a[first_head * d..], merged));
+            self.scores.forward(inputs, call, ViewMut::new(&mut a[first_head * dims.value_dim..], merged));
         }
         a
     }

@@ -131,8 +131,8 @@ pub(crate) fn turned(
 }
 
 /// Packed rows with a key head, and a value head, for each query head.
-fn with_keys_of_each(qkv: Tensor<3>, heads: Heads) -> (Tensor<3>, Heads) {
-    let Heads { heads: query_heads, kv_heads, head_dim } = heads;
+pub(super) fn with_keys_of_each(qkv: Tensor<3>, heads: Heads) -> (Tensor<3>, Heads) {
+    let Heads { heads: query_heads, kv_heads, head_dim, .. } = heads;
     if query_heads == kv_heads {
         return (qkv, heads);
     }

@@ -6,6 +6,7 @@
 //! k_t  = (1 - m) k_t + m k_{t-1}                  m = sigmoid(key_shift[g]), k_{-1} = 0: a key shift
 //! q, k = gamma x / sqrt(mean(x^2) + epsilon)      over the D features of a head (Henry et al. 2020, arXiv:2010.04245)
 //! q    = slope[h] ln(n) q                         n visible keys: scalable softmax (Nakanishi 2025, arXiv:2501.19399)
+//! q    = tau_i q                                  at position i of a document, see [`AttnTemperature`]
 //! ```
 
 use super::content_rotation::AnglesBefore;
@@ -16,6 +17,7 @@ use crate::heads::Heads;
 use crate::host_array::HostArray;
 use crate::implementation::Impl;
 use burn::tensor::{Bool, Tensor, TensorData, activation};
+use kerple_core::forms::AttnTemperature;
 use kerple_core::ops::heads::{self, HeadLayout, HeadNorm, ScalableSoftmax, TokenShift};
 use kerple_core::ops::short_conv::{self as core_conv, ShortConv};
 use std::borrow::Cow;
@@ -34,12 +36,15 @@ pub struct QkScaling {
     /// ScalableSoftmax: the factor of the logarithm of the number of visible keys, `[H]`, if there
     /// is one.
     pub ssmax: Option<Tensor<1>>,
+    /// A factor of queries that grows with their position, where there is one.
+    pub temperature: Option<AttnTemperature>,
 }
 
 impl QkScaling {
     /// Whether nothing is done.
     pub fn is_nothing(&self) -> bool {
-        self.convs.is_none() && self.key_shift.is_none() && self.norms.is_none() && self.ssmax.is_none()
+        let Self { convs, key_shift, norms, epsilon: _, ssmax, temperature } = self;
+        convs.is_none() && key_shift.is_none() && norms.is_none() && ssmax.is_none() && temperature.is_none()
     }
 }
 
@@ -60,6 +65,14 @@ fn begins(mask: &AttentionMask, len: usize) -> Vec<bool> {
     match &mask.documents {
         Some(documents) => documents.position_ids().into_iter().map(|position| position == 0).collect(),
         None => (0..len).map(|row| row == 0).collect(),
+    }
+}
+
+/// The factors of queries, `[L]` or `[B, L]`, the last `len` of `keys` positions.
+fn factors(temperature: AttnTemperature, mask: &AttentionMask, [len, keys]: [usize; 2]) -> Vec<f64> {
+    match &mask.documents {
+        Some(documents) => documents.position_ids().into_iter().map(|position| temperature.at(position)).collect(),
+        None => (keys - len..keys).map(|position| temperature.at(position)).collect(),
     }
 }
 
@@ -131,6 +144,12 @@ pub fn by_parts(
         let logs = Tensor::<4>::from_data(TensorData::new(logs, shape), (&q.device(), q.dtype()));
         q = q * logs * ssmax.clone().reshape([1, 1, count, 1]);
     }
+    if let Some(temperature) = scaling.temperature {
+        let len = q.dims()[1];
+        let factors = factors(temperature, mask, [len, keys]);
+        let shape = [factors.len() / len.max(1), len, 1, 1];
+        q = q.clone() * Tensor::<4>::from_data(TensorData::new(factors, shape), (&q.device(), q.dtype()));
+    }
     heads.join([q, k, v])
 }
 
@@ -147,23 +166,27 @@ pub(super) struct QkScalingInputs {
     epsilon: f64,
     ssmax: Option<usize>,
     logs: Vec<f64>,
+    /// Of the temperature; empty without one.
+    factors: Vec<f64>,
 }
 
 impl QkScalingInputs {
     /// Of a branch over `len` positions.
     pub(super) fn add(scaling: QkScaling, mask: &AttentionMask, len: usize, inputs: &mut OpInputs) -> QkScalingInputs {
-        let QkScaling { convs, key_shift, norms, epsilon, ssmax } = scaling;
+        let QkScaling { convs, key_shift, norms, epsilon, ssmax, temperature } = scaling;
+        let factors = temperature.map_or(Vec::new(), |temperature| factors(temperature, mask, [len, len]));
         let positions = if convs.is_some() { short_conv::positions(mask, len) } else { Vec::new() };
         let is_first = if key_shift.is_some() { begins(mask, len) } else { Vec::new() };
         let logs = if ssmax.is_some() { mask.log_counts([len, len]) } else { Vec::new() };
         let convs = convs.map(|filters| filters.map(|filters| inputs.add(filters)));
         let norms = norms.map(|norms| norms.map(|gamma| inputs.add(gamma)));
         let (key_shift, ssmax) = (inputs.add_some(key_shift), inputs.add_some(ssmax));
-        QkScalingInputs { convs, positions, key_shift, is_first, norms, epsilon, ssmax, logs }
+        QkScalingInputs { convs, positions, key_shift, is_first, norms, epsilon, ssmax, logs, factors }
     }
 
     pub(super) fn is_nothing(&self) -> bool {
-        self.convs.is_none() && self.key_shift.is_none() && self.norms.is_none() && self.ssmax.is_none()
+        let Self { convs, key_shift, norms, ssmax, factors, .. } = self;
+        convs.is_none() && key_shift.is_none() && norms.is_none() && ssmax.is_none() && factors.is_empty()
     }
 
     /// Prepares packed rows in place.
@@ -176,10 +199,21 @@ impl QkScalingInputs {
         if let Some((_, ssmax)) = self.ssmax(inputs, &logs) {
             heads::scale(qkv, of_queries(heads), ssmax);
         }
+        self.scale_by_factors(heads, qkv);
+    }
+
+    /// Multiplies queries, or their gradient, by the factors of the temperature.
+    fn scale_by_factors<T: FloatElement>(&self, heads: Heads, qkv: &mut [T]) {
+        if !self.factors.is_empty() {
+            let factors: Vec<T> = self.factors.iter().map(|factor| T::from_f64(*factor)).collect();
+            let slopes = vec![T::from_f64(1.0); heads.heads];
+            heads::scale(qkv, of_queries(heads), ScalableSoftmax { slopes: &slopes, logs: &factors });
+        }
     }
 
     /// Turns the gradient in prepared rows into that in `raw` ones; records those of the parameters.
     pub(super) fn backward<T: FloatElement>(&self, raw: &[T], heads: Heads, d_qkv: &mut [T], found: &mut InputGrads) {
+        self.scale_by_factors(heads, d_qkv);
         let (inputs, logs) = (found.inputs(), self.logs::<T>());
         let mut mixed = Cow::from(raw);
         let mixes = self.key_shift.is_some() || self.convs.is_some();
@@ -265,17 +299,17 @@ impl QkScalingInputs {
     }
 }
 
-fn of_queries(heads: Heads) -> HeadLayout {
+pub(super) fn of_queries(heads: Heads) -> HeadLayout {
     let ([start, ..], strides) = heads.layout(1);
     HeadLayout { row: heads.packed(), start, stride: strides.head, heads: heads.heads, head_dim: heads.head_dim }
 }
 
-fn of_keys(heads: Heads) -> HeadLayout {
+pub(super) fn of_keys(heads: Heads) -> HeadLayout {
     let ([_, start, _], strides) = heads.layout(1);
     HeadLayout { row: heads.packed(), start, stride: strides.head, heads: heads.kv_heads, head_dim: heads.head_dim }
 }
 
-fn of_values(heads: Heads) -> HeadLayout {
+pub(super) fn of_values(heads: Heads) -> HeadLayout {
     let ([.., start], strides) = heads.layout(1);
     HeadLayout { row: heads.packed(), start, stride: strides.head, heads: heads.kv_heads, head_dim: heads.head_dim }
 }

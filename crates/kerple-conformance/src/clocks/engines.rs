@@ -11,7 +11,7 @@ use kerple_core::Number;
 use kerple_core::attention::{
     self, AttentionDims, AttentionProblem, ScoreTable, ScoreTransform, Strides, View, ViewMut, naive,
 };
-use kerple_core::forms::{DistanceTable, Strided};
+use kerple_core::forms::{AttnTemperature, DistanceTable, Strided};
 use kerple_core::ops::gate_cumsum;
 use kerple_core::ops::heads::{self, HeadLayout, ScalableSoftmax};
 
@@ -88,6 +88,8 @@ pub struct GatedAttention {
     pub sinks: Option<Vec<f64>>,
     /// Of the growth of queries with the keys they see, `[H]`.
     pub slopes: Option<Vec<f64>>,
+    /// A factor of queries by position.
+    pub temperature: Option<AttnTemperature>,
 }
 
 /// What an engine returns; gradients in what a case has.
@@ -123,6 +125,14 @@ impl GatedAttention {
             GatedEngine::Tiled { single: false } => self.slices::<f64>(q, true),
             GatedEngine::Burn(implementation) => self.burn(q, implementation),
         };
+        if let Some(temperature) = self.temperature {
+            let AttentionDims { keys: len, head_dim, .. } = self.inputs.dims;
+            let scaled = |x: &[f64]| -> Vec<f64> {
+                x.iter().enumerate().map(|(at, x)| x * temperature.at(at / head_dim % len)).collect()
+            };
+            let found = run(&scaled(&self.inputs.q));
+            return GatedOutput { d_q: scaled(&found.d_q), ..found };
+        }
         let (slopes, d_q) = (self.slopes.as_deref(), |found: &mut GatedOutput| std::mem::take(&mut found.d_q));
         let (found, grown) = with_growth(&self.inputs.q, slopes, self.inputs.dims, run, d_q);
         match grown {
@@ -149,7 +159,7 @@ impl GatedAttention {
         };
         let plain = AttentionProblem::causal(self.inputs.dims, T::from_f64(self.scale));
         let problem = AttentionProblem { sinks: sinks.as_deref(), scores: ScoreTransform::Table(table), ..plain };
-        let found = forward_backward(&problem, [strides; 2], [&q, &k, &v, &d_out], 0, fused);
+        let found = forward_backward(&problem, [strides; 4], [&q, &k, &v, &d_out], 0, fused);
         let dense = |x: Vec<T>| turned(&to_f64(x), [len, heads, head_dim]);
         GatedOutput {
             out: dense(found.out),
@@ -269,7 +279,7 @@ pub fn last_row(engine: GatedEngine, gates: &[f64], values: &[f64], position: us
 
 fn row<T: Number>(engine: GatedEngine, gates: &[f64], values: &[f64], position: usize) -> [f64; 2] {
     let keys = position + 1;
-    let dims = AttentionDims { batch: 1, heads: 1, kv_heads: 1, queries: 1, keys, head_dim: 1 };
+    let dims = AttentionDims { batch: 1, heads: 1, kv_heads: 1, queries: 1, keys, head_dim: 1, value_dim: 1 };
     let clocks = gate_cumsum::of_gates(&gates[..keys], keys);
     let table = ScoreTable { gate_cumsum: Some(Strided { values: &clocks, stride: keys }), ..ScoreTable::PLAIN };
     let problem = AttentionProblem { scores: ScoreTransform::Table(table), ..AttentionProblem::causal(dims, T::ONE) };

@@ -52,6 +52,13 @@ fn kernel(case: &Case) -> Checked<(PositionKernel, &'static [&'static str])> {
             }
             (PositionKernel::Spline { knots: knots.len() }, &["a0", "am"])
         }
+        "table_uniform" => {
+            let (grid, entries) = (case.number("grid")?, case.size_from("entries", 2)?);
+            if grid.log2().fract() != 0.0 {
+                return Err(format!("a grid of {grid} is not a power of 2"));
+            }
+            (PositionKernel::Table { entries, grid_exponent: grid.log2() as i32 }, &["tab"])
+        }
         _ => (PositionKernel::Log, &["r1", "r2"]),
     })
 }
@@ -169,7 +176,15 @@ pub fn decode(case: &Case) -> CaseResult {
     for (engine, forward) in [("naive f64", naive::forward as ForwardPass), ("tiled f64", attention::forward)] {
         let mut out = vec![0.0; q.values.len()];
         for rows in std::iter::once(0..prefill).chain((prefill..len).map(|row| row..row + 1)) {
-            let dims = AttentionDims { batch, heads, kv_heads: heads, queries: rows.len(), keys: rows.end, head_dim };
+            let dims = AttentionDims {
+                batch,
+                heads,
+                kv_heads: heads,
+                queries: rows.len(),
+                keys: rows.end,
+                head_dim,
+                value_dim: head_dim,
+            };
             let plain = AttentionProblem::causal(dims, case.number("scale")?);
             let problem = AttentionProblem { scores: ScoreTransform::Table(table), ..plain };
             let (first, mut lse) = (rows.start * head_dim, vec![0.0; batch * heads * rows.len()]);
@@ -240,7 +255,7 @@ impl PositionedAttention {
         };
         let plain = AttentionProblem::causal(self.inputs.dims, T::from_f64(self.scale));
         let problem = AttentionProblem { mask: self.mask, scores: ScoreTransform::Table(table), ..plain };
-        let found = forward_backward(&problem, [strides; 2], rows.each_ref().map(|x| &x[..]), 0, fused);
+        let found = forward_backward(&problem, [strides; 4], rows.each_ref().map(|x| &x[..]), 0, fused);
         let [d_positions, d_parameters] = found.d_positions.expect("the problem has learned positions");
         PositionedOutput {
             rows: [found.out, found.d_q, found.d_k, found.d_v].map(to_f64),

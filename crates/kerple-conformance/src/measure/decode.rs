@@ -24,7 +24,7 @@ impl TimedWork for TimedDecode {
         let (mut out, mut lse) = (vec![0.0f32; q.len()], vec![0.0f32; batch * heads]);
         let one = Strides { batch: heads * head_dim, head: head_dim, row: head_dim };
         let all = Strides { batch: heads * keys * head_dim, head: keys * head_dim, row: head_dim };
-        let dims = AttentionDims { batch, heads, kv_heads: heads, queries: 1, keys, head_dim };
+        let dims = AttentionDims { batch, heads, kv_heads: heads, queries: 1, keys, head_dim, value_dim: head_dim };
         let problem = AttentionProblem {
             scores: ScoreTransform::table(Some(&bias), None, keys),
             ..AttentionProblem::causal(dims, (head_dim as f32).sqrt().recip())

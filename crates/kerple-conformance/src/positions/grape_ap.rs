@@ -58,7 +58,7 @@ fn dense(heads: usize, rows: usize, width: usize) -> Strides {
 impl GrapeLayer {
     fn read(case: &Case) -> Checked<GrapeLayer> {
         let ([batch, heads, queries, head_dim], [_, kv_heads, keys, _]) = (case.shape("q")?, case.shape("k")?);
-        let dims = AttentionDims { batch, heads, kv_heads, queries, keys, head_dim };
+        let dims = AttentionDims { batch, heads, kv_heads, queries, keys, head_dim, value_dim: head_dim };
         let [q, k, v, d_out] = ["q", "k", "v", "dout"].map(|key| case.input(key));
         let p = case.array("params", "p")?;
         let &[.., width] = p.shape.as_slice() else { return Err("p has no features".to_owned()) };
@@ -139,7 +139,7 @@ impl OnEngines for GrapeLayer {
     type Output = GrapeOutput;
 
     fn slices<T: Number>(&self, fused: bool) -> GrapeOutput {
-        let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim } = self.dims;
+        let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim, .. } = self.dims;
         let (of_q, of_k, width) = (dense(heads, queries, head_dim), dense(kv_heads, keys, head_dim), self.path.width);
         let (of_queries, of_keys) = (dense(heads, queries, width), dense(heads, keys, width));
         let [q, k, v, d_out] = [&self.q, &self.k, &self.v, &self.d_out].map(|x| cast::<T>(x));
@@ -204,7 +204,7 @@ impl OnEngines for GrapeLayer {
     }
 
     fn burn(&self, implementation: Impl) -> GrapeOutput {
-        let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim } = self.dims;
+        let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim, .. } = self.dims;
         let device = Device::flex().autodiff();
         let [of_q, of_k] = [[batch, heads, queries, head_dim], [batch, kv_heads, keys, head_dim]];
         let q = tensor(&self.q, of_q, &device);

@@ -5,9 +5,10 @@ use crate::case::Case;
 use crate::clocks::engines::{GatedEngine, OnEngines, numbers, tensor};
 use crate::engines::{cast, to_f64};
 use crate::{CaseResult, Checked};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use kerple_burn::attention_context::{AttentionMask, RelativeTensors, ScoreContext};
 use kerple_burn::implementation::Impl;
+use kerple_burn::ops::attention::{Scoring, seen};
 use kerple_core::Number;
 use kerple_core::attention::{
     self, AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, Mask, RelativeBias, RelativeGradients,
@@ -43,6 +44,36 @@ pub(super) fn attention(case: &Case) -> CaseResult {
     GatedEngine::ALL.into_iter().map(on).collect()
 }
 
+/// The bias alone: what the reference adds to scores of queries that are 0. Keys after a query have none.
+pub(super) fn bias(case: &Case) -> CaseResult {
+    let [batch, heads, queries, rank] = case.shape("r")?;
+    let profiles = case.array("params", "P")?;
+    let (&[own, reach], [_, _, _, keys]) = (profiles.shape.as_slice(), case.shape::<4>("dbias")?) else {
+        return Err("P is not a matrix".to_owned());
+    };
+    if own != rank || queries > keys {
+        return Err("arrays of different sizes".to_owned());
+    }
+    let device = Device::flex().autodiff();
+    let rows = tensor(&case.input("r")?, [batch, heads, queries, rank], &device);
+    let profiles = tensor(&profiles.values, [rank, reach], &device);
+    let zeros = |rows: usize| Tensor::<4>::zeros([batch, heads, rows, 1], (&device, DType::F64));
+    let relative = Some(RelativeTensors { rows: rows.clone(), profiles: profiles.clone() });
+    let context = ScoreContext { relative, ..ScoreContext::default() };
+    let found = seen(zeros(queries), zeros(keys), &Scoring::from(1.0), &context).mapped;
+    let is_seen = |at: usize| if at % keys <= keys - queries + at / keys % queries { 1.0 } else { 0.0 };
+    let of_seen: Vec<f64> = (0..batch * heads * queries * keys).map(is_seen).collect();
+    let bias = found * tensor::<4>(&of_seen, [batch, heads, queries, keys], &device).detach();
+    let d_bias = tensor::<4>(&case.input("dbias")?, bias.dims(), &device).detach();
+    let gradients = (bias.clone() * d_bias).sum().backward();
+    let named = [
+        ("bias", numbers(bias)),
+        ("grad_r", rows.grad(&gradients).map(numbers).unwrap_or_default()),
+        ("grad_P", profiles.grad(&gradients).map(numbers).unwrap_or_default()),
+    ];
+    Ok(vec![compare(case, "burn reference f64", &named, false)?])
+}
+
 /// `1 + alpha ln(max(1, (i + 1) / floor))` at position i.
 fn log_length_factor(position: usize, floor: f64, alpha: f64) -> f64 {
     1.0 + alpha * ((position + 1) as f64 / floor).max(1.0).ln()
@@ -51,7 +82,7 @@ fn log_length_factor(position: usize, floor: f64, alpha: f64) -> f64 {
 impl InklingLayer {
     fn read(case: &Case) -> Checked<InklingLayer> {
         let ([batch, heads, queries, head_dim], [_, kv_heads, keys, _]) = (case.shape("q")?, case.shape("k")?);
-        let dims = AttentionDims { batch, heads, kv_heads, queries, keys, head_dim };
+        let dims = AttentionDims { batch, heads, kv_heads, queries, keys, head_dim, value_dim: head_dim };
         let [q, k, v, d_out, rows] = ["q", "k", "v", "dout", "r"].map(|key| case.input(key));
         let profiles = case.array("params", "P")?;
         let &[rank, reach] = profiles.shape.as_slice() else { return Err("P is not a matrix".to_owned()) };
@@ -95,7 +126,7 @@ impl OnEngines for InklingLayer {
     type Output = InklingOutput;
 
     fn slices<T: Number>(&self, fused: bool) -> InklingOutput {
-        let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim } = self.dims;
+        let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim, .. } = self.dims;
         let dense = |heads: usize, rows: usize, width: usize| Strides {
             batch: heads * rows * width,
             head: rows * width,
@@ -162,7 +193,7 @@ impl OnEngines for InklingLayer {
     }
 
     fn burn(&self, implementation: Impl) -> InklingOutput {
-        let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim } = self.dims;
+        let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim, .. } = self.dims;
         let device = Device::flex().autodiff();
         let [of_q, of_k] = [[batch, heads, queries, head_dim], [batch, kv_heads, keys, head_dim]];
         let q = tensor(&self.scaled(&self.q, head_dim, &self.factors[0]), of_q, &device);

@@ -75,7 +75,10 @@ fn read(case: &Case) -> Checked<(WallLayer, usize)> {
     if !(kv_heads > 0 && heads.is_multiple_of(kv_heads) && queries <= keys && head_dim.is_multiple_of(2)) {
         return Err("arrays of different sizes".to_owned());
     }
-    let (dims, of_head) = (AttentionDims { batch, heads, kv_heads: heads, queries, keys, head_dim }, keys * head_dim);
+    let (dims, of_head) = (
+        AttentionDims { batch, heads, kv_heads: heads, queries, keys, head_dim, value_dim: head_dim },
+        keys * head_dim,
+    );
     let [q, k, v, d_out] = ["q", "k", "v", "dout"].map(|key| case.input(key));
     let of_each = |x: Vec<f64>| x.chunks(of_head).flat_map(|head| head.repeat(heads / kv_heads)).collect::<Vec<f64>>();
     let layer = WallLayer {
@@ -273,7 +276,7 @@ impl OnEngines for TurningLayer {
         let TurningLayer { layer, increments } = self;
         let (dims, device) = (layer.dims, Device::flex().autodiff());
         let AttentionDims { batch, heads, keys, head_dim, .. } = dims;
-        let all = Heads { heads, kv_heads: heads, head_dim };
+        let all = Heads::square(heads, heads, head_dim);
         let shape = [batch, heads, keys, head_dim];
         let q = tensor(&as_many_as_keys(&layer.q, dims), shape, &device);
         let k = tensor(&layer.k, shape, &device);

@@ -49,7 +49,7 @@ impl SinkTokenAttention {
         let ([batch, heads, queries, head_dim], [_, kv_heads, keys, _]) = (case.shape("q")?, case.shape("k")?);
         let [q, k, v, d_out] = ["q", "k", "v", "dout"].map(|key| case.input(key));
         let given = SinkTokenAttention {
-            dims: AttentionDims { batch, heads, kv_heads, queries, keys, head_dim },
+            dims: AttentionDims { batch, heads, kv_heads, queries, keys, head_dim, value_dim: head_dim },
             scale: case.number("scale")?,
             mask: Mask::causal(Some(case.size_from("window", 1)?), case.size_from("keep_first", 1)?),
             q: q?,
@@ -72,7 +72,8 @@ impl SinkTokenAttention {
         let [q, k, v, d_out, sinks] = [&self.q, &self.k, &self.v, &self.d_out, &self.sinks].map(|x| cast::<T>(x));
         let plain = AttentionProblem::causal(self.dims, T::from_f64(self.scale));
         let problem = AttentionProblem { mask: self.mask, sinks: Some(&sinks), ..plain };
-        let strides = [dense(heads, queries), dense(kv_heads, keys)];
+        let (of_q, of_k) = (dense(heads, queries), dense(kv_heads, keys));
+        let strides = [of_q, of_k, of_k, of_q];
         let found = forward_backward(&problem, strides, [&q, &k, &v, &d_out], 0, fused);
         [
             ("out", to_f64(found.out)),
@@ -85,7 +86,7 @@ impl SinkTokenAttention {
 
     /// In double precision through Burn's autodiff.
     fn burn(&self, implementation: Impl) -> Found {
-        let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim } = self.dims;
+        let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim, .. } = self.dims;
         let device = Device::flex().autodiff();
         let [of_q, of_k] = [[batch, heads, queries, head_dim], [batch, kv_heads, keys, head_dim]];
         let [q, d_out] = [&self.q, &self.d_out].map(|values| tensor(values, of_q, &device));

@@ -71,7 +71,7 @@ pub(super) fn run(case: &Case) -> CaseResult {
 
 fn read(case: &Case) -> Checked<(WallLayer, Logits)> {
     let ([batch, heads, queries, head_dim], [_, kv_heads, keys, _]) = (case.shape("q")?, case.shape("k")?);
-    let dims = AttentionDims { batch, heads, kv_heads, queries, keys, head_dim };
+    let dims = AttentionDims { batch, heads, kv_heads, queries, keys, head_dim, value_dim: head_dim };
     let [q, k, v, d_out] = ["q", "k", "v", "dout"].map(|key| case.input(key));
     let has = |name| super::has_parameter(case, name);
     let optional = |name| if has(name) { case.param(name).map(Some) } else { Ok(None) };
@@ -206,7 +206,7 @@ impl OnEngines for WallLayer {
     type Output = WallOutput;
 
     fn slices<T: Number>(&self, fused: bool) -> WallOutput {
-        let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim } = self.dims;
+        let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim, .. } = self.dims;
         let dense = |heads: usize, rows: usize| Strides {
             batch: heads * rows * head_dim,
             head: rows * head_dim,
@@ -270,7 +270,7 @@ impl OnEngines for WallLayer {
     }
 
     fn burn(&self, implementation: Impl) -> WallOutput {
-        let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim } = self.dims;
+        let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim, .. } = self.dims;
         let device = Device::flex().autodiff();
         let [of_q, of_k] = [[batch, heads, queries, head_dim], [batch, kv_heads, keys, head_dim]];
         let q = tensor(&self.q, of_q, &device);

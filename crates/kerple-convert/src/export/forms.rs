@@ -84,6 +84,9 @@ fn entering(encoding: &Encoding, geometry: &Geometry) -> Representable<Map<Strin
         Injection::ContentRotation { .. } => {
             return Err(format!("the angles of {} have no form in the torch code", encoding.label()));
         }
+        Injection::QueryKeyMap { .. } => {
+            return Err(format!("the map of queries and keys of {} has no form in the torch code", encoding.label()));
+        }
         Injection::PathBias => {
             return Err(format!("the bias over paths of {} has no form in the torch code", encoding.label()));
         }
@@ -206,6 +209,9 @@ fn table(encoding: &Encoding, geometry: &Geometry) -> Representable<Value> {
     };
     if encoding.scale == BiasScale::Inside {
         table["scale"] = (geometry.head_dim as f64).sqrt().recip().into();
+    }
+    if encoding.distance_cap.is_some() {
+        return Err("encoding.distance_cap has no form in the torch code".to_owned());
     }
     if let Some(reach) = encoding.reach {
         table["reach"] = reach.into();

@@ -68,9 +68,11 @@ pub(super) fn need_plain_heads(plan: &Plan) -> Representable<()> {
 
 /// What none of the families has.
 pub(super) fn check_shared(plan: &Plan) -> Representable<()> {
-    let BlockConfig { key_shift, ssmax, sink, attn_softcap, lm_head_bias, scale_embeddings, .. } = plan.model.block;
+    let BlockConfig { key_shift, ssmax, attn_temperature, sink, attn_softcap, lm_head_bias, scale_embeddings, .. } =
+        plan.model.block;
     need(!key_shift, "model.block.key_shift")?;
     need(ssmax.is_none(), "model.block.ssmax")?;
+    need(attn_temperature.is_none(), "model.block.attn_temperature")?;
     need(sink == SinkKind::None, "model.block.sink")?;
     need(attn_softcap.is_none(), "model.block.attn_softcap")?;
     need(!lm_head_bias, "model.block.lm_head_bias")?;
@@ -85,6 +87,7 @@ pub(super) fn check_encoding(encoding: &Encoding) -> Representable<()> {
     need(encoding.scale == BiasScale::After, "encoding.scale")?;
     need(encoding.emulate == Emulate::Exact, "encoding.emulate")?;
     need(encoding.randomized.is_none(), "encoding.randomized")?;
+    need(encoding.distance_cap.is_none(), "encoding.distance_cap")?;
     need(encoding.reach.is_none(), "encoding.reach")
 }
 

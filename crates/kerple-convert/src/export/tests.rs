@@ -111,11 +111,13 @@ fn models_go_out_as_what_knows_them() {
 #[test]
 fn every_encoding_goes_out_or_is_refused_by_name() {
     let options = ExportOptions { family: Some(ModelFamily::Kerple), ..ExportOptions::default() };
-    const REFUSED: [(&str, &str); 5] = [
+    const REFUSED: [(&str, &str); 7] = [
         ("kerple_positions", "the kernel on learned positions of"),
         ("wall", "the gates of features of"),
         ("grape_ap", "the bias over paths of"),
         ("selective_rope", "the angles of"),
+        ("pope", "the map of queries and keys of"),
+        ("fope", "the map of queries and keys of"),
         ("rotary_positions", "the angles of"),
     ];
     for (kind, what) in REFUSED {

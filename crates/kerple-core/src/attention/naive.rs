@@ -54,7 +54,7 @@ pub fn forward<T: Number>(
         let mut weights = vec![T::ZERO; z.len()];
         for (head, z) in row.heads(&z) {
             // SAFETY: `out` is checked, and this is its only row in use.
-            let out = unsafe { out.row(row.segment.row, head, row.own_query(), problem.dims.head_dim) };
+            let out = unsafe { out.row(row.segment.row, head, row.own_query(), problem.dims.value_dim) };
             out.fill(T::ZERO);
             let sink = problem.sinks.map(|sinks| sinks[head]);
             let largest = z.iter().copied().chain(sink).fold(T::LOWEST, T::max);
@@ -67,7 +67,7 @@ pub fn forward<T: Number>(
             let weights = &mut weights[head * z.len()..][..z.len()];
             for ((key, &z), weight) in row.keys().zip(z).zip(weights) {
                 *weight = (z - *lse).exp() * row.dropout_factor(head, key);
-                add_scaled(out, *weight, row.of_key(v, head, key));
+                add_scaled(out, *weight, row.of_value(v, head, key));
             }
         }
         row.add_values(&weights, &queries, &out);
@@ -85,7 +85,7 @@ pub fn backward<T: Number>(
 ) {
     problem.check_backward(&saved, &gradients);
     clear(problem, &mut gradients);
-    let dim = problem.dims.head_dim;
+    let AttentionDims { head_dim, value_dim, .. } = problem.dims;
     let mut map_sums = match problem.scores {
         ScoreTransform::Mod(map) => vec![T::ZERO; map.sums()],
         ScoreTransform::Table(_) | ScoreTransform::Path(_) => Vec::new(),
@@ -98,8 +98,8 @@ pub fn backward<T: Number>(
         for (head, (weights, d_scores)) in
             (0..).zip(weights.chunks_exact_mut(seen).zip(d_scores.chunks_exact_mut(seen)))
         {
-            let (lse, d_out) = (saved.lse[row.of_lse(head)], row.of_query(saved.d_out, head));
-            let mean = dot(d_out, row.of_query(saved.out, head));
+            let (lse, d_out) = (saved.lse[row.of_lse(head)], row.of_out(saved.d_out, head));
+            let mean = dot(d_out, row.of_out(saved.out, head));
             if let (Some(sinks), Some(d_sinks)) = (problem.sinks, &mut gradients.d_sinks) {
                 d_sinks[head] -= (sinks[head] - lse).exp() * mean;
             }
@@ -107,13 +107,13 @@ pub fn backward<T: Number>(
                 let p = if lse == T::NEG_INFINITY { T::ZERO } else { (*weight - lse).exp() };
                 let factor = row.dropout_factor(head, key);
                 *weight = p * factor;
-                *d = p * ((dot(d_out, row.of_key(saved.v, head, key)) + *d) * factor - mean);
+                *d = p * ((dot(d_out, row.of_value(saved.v, head, key)) + *d) * factor - mean);
                 // SAFETY: the view is checked, and this is its only row in use.
-                add_scaled(
-                    unsafe { gradients.d_v.row(row.segment.row, row.kv_head(head), row.segment.first_key + key, dim) },
-                    *weight,
-                    d_out,
-                );
+                let d_v = unsafe {
+                    let key = row.segment.first_key + key;
+                    gradients.d_v.row(row.segment.row, row.kv_head(head), key, value_dim)
+                };
+                add_scaled(d_v, *weight, d_out);
             }
         }
         row.values_backward(&weights, &queries, saved.d_out, &mut map_sums);
@@ -137,8 +137,8 @@ pub fn backward<T: Number>(
                 let (query, key) = (row.own_query(), row.segment.first_key + key);
                 // SAFETY: the views are checked to share no element, and one row of each is in use.
                 unsafe {
-                    add_scaled(gradients.d_q.row(row.segment.row, head, query, dim), d_dot, &k);
-                    add_scaled(gradients.d_k.row(row.segment.row, row.kv_head(head), key, dim), d_dot, &q);
+                    add_scaled(gradients.d_q.row(row.segment.row, head, query, head_dim), d_dot, &k);
+                    add_scaled(gradients.d_k.row(row.segment.row, row.kv_head(head), key, head_dim), d_dot, &q);
                 }
             }
         }
@@ -204,6 +204,15 @@ impl<'a, T: Number> QueryRow<'a, T> {
     fn of_key<'v>(&self, view: View<'v, T>, head: usize, key: usize) -> &'v [T] {
         let key = self.segment.first_key + key;
         view.row(self.segment.row, self.kv_head(head), key, self.problem.dims.head_dim)
+    }
+
+    fn of_out<'v>(&self, view: View<'v, T>, head: usize) -> &'v [T] {
+        view.row(self.segment.row, head, self.own_query(), self.problem.dims.value_dim)
+    }
+
+    fn of_value<'v>(&self, view: View<'v, T>, head: usize, key: usize) -> &'v [T] {
+        let key = self.segment.first_key + key;
+        view.row(self.segment.row, self.kv_head(head), key, self.problem.dims.value_dim)
     }
 
     /// The index of a feature in `[B, H, K, D]`.
@@ -545,7 +554,7 @@ fn clear<T: Number>(problem: &AttentionProblem<T>, gradients: &mut AttentionGrad
     let of_positions = d_positions.iter_mut().flat_map(|of| [&mut *of.d_positions, &mut *of.d_parameters]);
     let of_tokens = [d_gate_cumsum, d_decay_cumsum].into_iter().filter_map(Option::as_deref_mut);
     of_tokens.chain(of_positions).for_each(|sums| sums.fill(0.0));
-    let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim } = problem.dims;
+    let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim, value_dim } = problem.dims;
     if let (Some(relative), Some(RelativeGradients { d_rows, d_profiles })) = (problem.relative(), d_relative) {
         d_profiles.fill(T::ZERO);
         d_rows.fill([batch, heads, queries, relative.rank], T::ZERO);
@@ -554,12 +563,9 @@ fn clear<T: Number>(problem: &AttentionProblem<T>, gradients: &mut AttentionGrad
         d_queries.fill([batch, heads, queries, path.width], T::ZERO);
         d_keys.fill([batch, heads, keys, path.width], T::ZERO);
     }
-    for (view, heads, rows) in [(d_q, heads, queries), (d_k, kv_heads, keys), (d_v, kv_heads, keys)] {
-        for index in 0..batch * heads * rows {
-            // SAFETY: the view is checked, and this is its only row in use.
-            unsafe { view.row(index / rows / heads, index / rows % heads, index % rows, head_dim) }.fill(T::ZERO);
-        }
-    }
+    d_q.fill([batch, heads, queries, head_dim], T::ZERO);
+    d_k.fill([batch, kv_heads, keys, head_dim], T::ZERO);
+    d_v.fill([batch, kv_heads, keys, value_dim], T::ZERO);
     for sums in [d_bias, d_weight, d_score_mod, d_sinks].into_iter().flatten() {
         sums.fill(T::ZERO);
     }

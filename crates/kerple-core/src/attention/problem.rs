@@ -5,8 +5,8 @@ use super::dropout::AttentionDropout;
 use super::intervals::KeyInterval;
 use crate::Number;
 use crate::forms::{
-    LearnedPositions, Mask, PathBias, PositionKernel, RelativeBias, ScoreTable, ScoreTransform, Sides, Strided,
-    visible_keys, visible_sink_tokens,
+    LearnedPositions, Mask, PathBias, RelativeBias, ScoreTable, ScoreTransform, Sides, Strided, visible_keys,
+    visible_sink_tokens,
 };
 use crate::tiles::view::{View, ViewMut, ViewShape};
 use crate::tiles::workers;
@@ -29,8 +29,11 @@ pub struct AttentionDims {
     pub queries: usize,
     /// Key positions, K.
     pub keys: usize,
-    /// Features per head, D; at least 1.
+    /// Features per query and key head, D; at least 1.
     pub head_dim: usize,
+    /// Features per value head, and of the output, E; at least 1. Other than D only without score modifications and biases
+    /// of paths.
+    pub value_dim: usize,
 }
 
 impl AttentionDims {
@@ -260,15 +263,17 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
     }
 
     fn check(&self) {
-        let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim } = self.dims;
+        let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim, value_dim } = self.dims;
         assert!(head_dim > 0, "head_dim = 0");
+        assert!(value_dim > 0, "value_dim = 0");
         assert!(
             kv_heads > 0 && heads.is_multiple_of(kv_heads),
             "kv_heads = {kv_heads} does not divide heads = {heads}"
         );
         // the largest buffer of an engine, so that no size wraps: views may repeat elements and so be larger than memory
         let reach = queries.saturating_add(keys).saturating_add(1 << 10);
-        let room = crate::elements(&[batch.max(1), heads.max(1), reach, head_dim.saturating_add(1 << 6)]);
+        let room =
+            crate::elements(&[batch.max(1), heads.max(1), reach, head_dim.max(value_dim).saturating_add(1 << 6)]);
         assert!(room.is_some_and(|room| room <= isize::MAX as usize / size_of::<T>()), "{:?} is too large", self.dims);
         if self.evicted > 0 {
             let sink_tokens = self.mask.sink_tokens();
@@ -279,6 +284,11 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
         }
         let has_tables = matches!(self.scores, ScoreTransform::Table(_));
         assert!(has_tables || self.mask.sink_tokens() == 0, "score modifications do not keep first tokens visible");
+        let is_square = head_dim == value_dim;
+        assert!(
+            has_tables || is_square,
+            "score modifications take value_dim = head_dim, got {value_dim} and {head_dim}"
+        );
         assert!(self.softcap.is_none_or(|cap| cap > T::ZERO && cap.is_finite()), "softcap = {:?}", self.softcap);
         if let Some(sinks) = self.sinks {
             crate::check_shape!(sinks, H = heads);
@@ -417,8 +427,8 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
         assert!(rise, "learned positions must not decrease");
         // gradients divide by them
         let zero = parameters.iter().position(|parameter| *parameter == 0.0);
-        if let (Some(at), false) = (zero, matches!(kernel, PositionKernel::Spline { .. })) {
-            panic!("parameters[{at}] of the kernel of learned positions is 0, which only a spline takes");
+        if let (Some(at), true) = (zero, kernel.divides_by_parameters()) {
+            panic!("parameters[{at}] of the kernel of learned positions is 0, which only splines and tables take");
         }
     }
 
@@ -515,6 +525,14 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
         ViewShape { batch, heads: kv_heads, rows: keys, head_dim }
     }
 
+    pub(super) fn value_shape(&self) -> ViewShape {
+        ViewShape { head_dim: self.dims.value_dim, ..self.key_shape() }
+    }
+
+    pub(super) fn out_shape(&self) -> ViewShape {
+        ViewShape { head_dim: self.dims.value_dim, ..self.query_shape() }
+    }
+
     pub(super) fn check_forward<'v>(
         &self,
         q: View<'v, T>,
@@ -527,8 +545,8 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
         self.check();
         q.check("q", self.query_shape());
         k.check("k", self.key_shape());
-        v.check("v", self.key_shape());
-        out.check("out", self.query_shape());
+        v.check("v", self.value_shape());
+        out.check("out", self.out_shape());
         crate::check_shape!(lse, B = batch, H = heads, Q = queries);
     }
 
@@ -537,12 +555,13 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
         self.check();
         assert!(self.evicted == 0, "the backward needs the keys of all positions");
         let (query_shape, key_shape) = (self.query_shape(), self.key_shape());
+        let (value_shape, out_shape) = (self.value_shape(), self.out_shape());
         for (name, view, shape) in [
             ("q", saved.q, query_shape),
             ("k", saved.k, key_shape),
-            ("v", saved.v, key_shape),
-            ("out", saved.out, query_shape),
-            ("d_out", saved.d_out, query_shape),
+            ("v", saved.v, value_shape),
+            ("out", saved.out, out_shape),
+            ("d_out", saved.d_out, out_shape),
         ] {
             view.check(name, shape);
         }
@@ -593,10 +612,10 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
         }
         d_q.check("d_q", query_shape);
         d_k.check("d_k", key_shape);
-        d_v.check("d_v", key_shape);
+        d_v.check("d_v", value_shape);
         d_q.check_disjoint("d_q and d_k", query_shape, d_k, key_shape);
-        d_q.check_disjoint("d_q and d_v", query_shape, d_v, key_shape);
-        d_k.check_disjoint("d_k and d_v", key_shape, d_v, key_shape);
+        d_q.check_disjoint("d_q and d_v", query_shape, d_v, value_shape);
+        d_k.check_disjoint("d_k and d_v", key_shape, d_v, value_shape);
         match self.scores {
             ScoreTransform::Table(of) => {
                 for table in [d_bias, d_weight].into_iter().flatten() {
@@ -625,13 +644,13 @@ pub struct AttentionSaved<'a, T> {
     pub q: View<'a, T>,
     /// `[B, kv_heads, K, D]`
     pub k: View<'a, T>,
-    /// `[B, kv_heads, K, D]`
+    /// `[B, kv_heads, K, E]`
     pub v: View<'a, T>,
-    /// The forward's output, `[B, H, Q, D]`.
+    /// The forward's output, `[B, H, Q, E]`.
     pub out: View<'a, T>,
     /// The forward's log-sum-exp, including the attention sink, `[B, H, Q]`.
     pub lse: &'a [T],
-    /// The gradient of the output, `[B, H, Q, D]`.
+    /// The gradient of the output, `[B, H, Q, E]`.
     pub d_out: View<'a, T>,
 }
 
@@ -642,7 +661,7 @@ pub struct AttentionGradients<'a, T> {
     pub d_q: ViewMut<'a, T>,
     /// `[B, kv_heads, K, D]`
     pub d_k: ViewMut<'a, T>,
-    /// `[B, kv_heads, K, D]`
+    /// `[B, kv_heads, K, E]`
     pub d_v: ViewMut<'a, T>,
     /// `[H, C]`, summed over batch and query; zero at distances that are always masked. `None` skips the
     /// work.

@@ -133,7 +133,8 @@ mod tests {
     /// Everything that the reference computes of the same numbers.
     fn reference<T: Number>(inputs: SimpleAttention<T>, d_out: &[T]) -> [Vec<T>; 6] {
         let (len, head_dim) = (inputs.bias.len(), inputs.head_dim);
-        let dims = AttentionDims { batch: 1, heads: 1, kv_heads: 1, queries: len, keys: len, head_dim };
+        let dims =
+            AttentionDims { batch: 1, heads: 1, kv_heads: 1, queries: len, keys: len, head_dim, value_dim: head_dim };
         let scores = ScoreTransform::table(Some(inputs.bias), None, len);
         let problem = AttentionProblem { scores, ..AttentionProblem::causal(dims, inputs.scale()) };
         let strides = Strides { batch: 0, head: 0, row: head_dim };

@@ -20,7 +20,7 @@ pub(super) fn backward<T: Number>(problem: &AttentionProblem<T>, saved: &Attenti
     for_each_task(d_sinks.iter_mut().zip(sinks), |head, (d_sink, &sink)| {
         let term = |row: usize, query: usize| {
             let lse = saved.lse[(row * dims.heads + head) * dims.queries + query];
-            let [out, d_out] = [saved.out, saved.d_out].map(|view| view.row(row, head, query, dims.head_dim));
+            let [out, d_out] = [saved.out, saved.d_out].map(|view| view.row(row, head, query, dims.value_dim));
             let mean: T = out.iter().zip(d_out).map(|(&out, &d_out)| out * d_out).sum();
             -((sink - lse).exp() * mean).to_f64()
         };

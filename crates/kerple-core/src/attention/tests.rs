@@ -124,8 +124,13 @@ pub(super) trait Engine<T> {
     fn backward(&self, problem: &AttentionProblem<T>, saved: AttentionSaved<T>, gradients: AttentionGradients<T>);
 }
 
-pub(super) const KERNELS: [PositionKernel; 4] =
-    [PositionKernel::Log, PositionKernel::Power, PositionKernel::Log3, PositionKernel::Spline { knots: 3 }];
+pub(super) const KERNELS: [PositionKernel; 5] = [
+    PositionKernel::Log,
+    PositionKernel::Power,
+    PositionKernel::Log3,
+    PositionKernel::Spline { knots: 3 },
+    PositionKernel::Table { entries: 40, grid_exponent: -1 },
+];
 
 /// What scores are multiplied by.
 const SCALE: f64 = 0.37;
@@ -157,7 +162,7 @@ pub(super) fn dims(
     keys: usize,
     head_dim: usize,
 ) -> AttentionDims {
-    AttentionDims { batch, heads, kv_heads, queries, keys, head_dim }
+    AttentionDims { batch, heads, kv_heads, queries, keys, head_dim, value_dim: head_dim }
 }
 
 fn normal(rng: &mut ChaCha8Rng, n: usize) -> Vec<f64> {
@@ -173,10 +178,9 @@ impl Case {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let reach = if mask.sides() == Sides::TwoSided { dims.keys.max(dims.queries) } else { dims.keys };
         let table_len = reach + (seed % 3) as usize;
-        let query_len = dims.batch * dims.heads * dims.queries * dims.head_dim;
-        let key_len = dims.batch * dims.kv_heads * dims.keys * dims.head_dim;
-        let [q, d_out] = [(); 2].map(|()| normal(&mut rng, query_len));
-        let [k, v] = [(); 2].map(|()| normal(&mut rng, key_len));
+        let [queries, keys] = [dims.heads * dims.queries, dims.kv_heads * dims.keys].map(|rows| dims.batch * rows);
+        let [q, d_out] = [dims.head_dim, dims.value_dim].map(|width| normal(&mut rng, queries * width));
+        let [k, v] = [dims.head_dim, dims.value_dim].map(|width| normal(&mut rng, keys * width));
         let [bias, weight] = [(); 2].map(|()| Some(normal(&mut rng, dims.heads * mask.sides().columns(table_len))));
         let (lengths, feature_decay, decay_cumsum, map, packed) = (None, None, None, None, false);
         let (softcap, sinks, gate_cumsum, positions, relative, path) = (None, None, None, None, None, None);
@@ -205,6 +209,16 @@ impl Case {
             path,
             dropout: None,
         }
+    }
+
+    /// The same with values of as many features as queries have.
+    pub(super) fn square(mut self, seed: u64) -> Self {
+        let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim, .. } = self.dims;
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        self.dims.value_dim = head_dim;
+        self.v = normal(&mut rng, batch * kv_heads * keys * head_dim);
+        self.d_out = normal(&mut rng, batch * heads * queries * head_dim);
+        self
     }
 
     /// The same with dropout.
@@ -272,10 +286,16 @@ impl Case {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         // as with gates: a row of the padding sees far keys alone, whose bias is rounded as it is large
         let scale = if self.lengths.is_some() { 8.0 / keys as f64 } else { 1.0 };
-        let smooth = matches!(kernel, PositionKernel::Log | PositionKernel::Spline { .. });
-        let knots = if let PositionKernel::Spline { knots } = kernel { knots } else { 0 };
+        let smooth = !matches!(kernel, PositionKernel::Power | PositionKernel::Log3);
+        let knots: Vec<f64> = match kernel {
+            PositionKernel::Spline { knots } => (1..=knots).map(PositionKernel::knot).collect(),
+            PositionKernel::Table { entries, grid_exponent } => {
+                (1..entries).map(|at| at as f64 * 2f64.powi(grid_exponent)).collect()
+            }
+            PositionKernel::Log | PositionKernel::Power | PositionKernel::Log3 => Vec::new(),
+        };
         // where the slope jumps, and f32, which rounds by 6e-8, may be on the other side
-        let is_knot = |u: f64| (1..=knots).map(PositionKernel::knot).any(|knot| (u - knot).abs() < 1e-6 * knot);
+        let is_knot = |u: f64| knots.iter().any(|knot| (u - knot).abs() < 1e-6 * knot);
         let row = |steps: &[f64]| {
             let mut row = Vec::with_capacity(steps.len());
             let mut x = 64.0;
@@ -434,8 +454,8 @@ impl Case {
         let layout = Layout::new(dims, self.packed);
         let inputs = layout.join([&self.q, &self.k, &self.v].map(|values| cast(values)), unset);
         let [q, k, v] = layout.views(&inputs);
-        let dense = dense(dims.heads, dims.queries, dims.head_dim);
-        let mut out = vec![unset; self.q.len()];
+        let dense = dense(dims.heads, dims.queries, dims.value_dim);
+        let mut out = vec![unset; self.d_out.len()];
         let mut lse = vec![unset; dims.batch * dims.heads * dims.queries];
         engine.forward(&problem, q, k, v, ViewMut::new(&mut out, dense), &mut lse);
         let d_out = cast(&self.d_out);
@@ -531,7 +551,7 @@ pub(super) fn assert_close(case: &Case, got: &Outcome<f64>, expected: &Outcome<f
     let rows = (0..case.dims.batch).flat_map(|b| (0..case.dims.queries).map(move |i| (b, i)));
     let lone_rows = rows.clone().filter(|&(b, i)| case.count(b, i) == 1).count();
     let rows = rows.filter(|&(b, i)| case.count(b, i) > 0).count();
-    let residue = 0.1 + 0.02 * case.dims.head_dim as f64;
+    let residue = 0.1 + 0.02 * case.dims.head_dim.max(case.dims.value_dim) as f64;
     let most = |values: &[f64]| values.iter().fold(1.0, |most: f64, x| most.max(x.abs()));
     let reach = SCALE * most(&case.q).max(most(&case.k)) * case.weight.as_deref().map_or(1.0, most);
     let fields = |o: &Outcome<f64>| {
@@ -647,17 +667,19 @@ impl Recipe {
 /// Cases with tables, all masks, odd sizes, padding and rows that see nothing among them.
 pub(super) fn recipes() -> impl Strategy<Value = Recipe> {
     let sizes = (1usize..3, 1usize..3, 1usize..3, 1usize..200, 1usize..200, 0usize..4);
-    let head_dims = prop_oneof![1usize..40, 1usize..258, Just(64)];
+    let one = || prop_oneof![1usize..40, 1usize..258, Just(64)];
+    // values have other features in some
+    let head_dims = prop_oneof![2 => one().prop_map(|d| (d, d)), 1 => (one(), one())];
     let windows = prop_oneof![Just(None), (0usize..220).prop_map(Some)];
     let masks = (any::<bool>(), windows)
         .prop_map(|(causal, window)| if causal { Mask::Causal { window } } else { Mask::Bidirectional { window } });
     let options = (any::<bool>(), any::<bool>(), any::<bool>(), prop_oneof![3 => Just(false), 1 => Just(true)], masks);
-    (sizes, head_dims, options, any::<u64>()).prop_map(|(sizes, head_dim, options, seed)| {
+    (sizes, head_dims, options, any::<u64>()).prop_map(|(sizes, (head_dim, value_dim), options, seed)| {
         let (bias, weight, packed, padded, mask) = options;
         let (batch, group, kv_heads, queries, more, kind) = sizes;
         let (queries, keys) = [(queries, queries), (queries, queries + more), (queries, more), (1, 9 * more)][kind];
         Recipe {
-            dims: dims(batch, group * kv_heads, kv_heads, queries, keys, head_dim),
+            dims: AttentionDims { value_dim, ..dims(batch, group * kv_heads, kv_heads, queries, keys, head_dim) },
             mask,
             padded,
             bias,
@@ -758,6 +780,12 @@ fn naive_gradients_match_central_differences() {
             &case.clone().softened(true, true).gated(15).with_relative(3, 9, 17).dropped(0.4, 19),
         );
         assert_gradients_match_differences(&case.clone().mapped(12).dropped(0.3, 20));
+        // values of more and of fewer features than queries
+        for (value_dim, seed) in [(5, 26), (1, 27)] {
+            let wide = Case::with_mask(AttentionDims { value_dim, ..case.dims }, mask, seed);
+            assert_gradients_match_differences(&wide.clone().softened(true, true).gated(15).with_relative(2, 4, 28));
+            assert_gradients_match_differences(&wide.decayed().dropped(0.3, 29));
+        }
         case.lengths = Some(vec![6, 3]);
         assert_gradients_match_differences(&case);
         assert_gradients_match_differences(&case.clone().gated(14));
@@ -777,6 +805,12 @@ fn naive_is_the_formula_on_two_keys() {
     // a handful of roundings of values of order 1
     assert!((outcome.out[0] - expected).abs() < 1e-14, "{} {expected}", outcome.out[0]);
     assert!((outcome.lse[0] - (z[0] + z[1]).ln()).abs() < 1e-14);
+}
+
+#[test]
+#[should_panic(expected = "score modifications take value_dim = head_dim, got 5 and 4")]
+fn score_modifications_take_values_as_wide_as_queries() {
+    Case::new(AttentionDims { value_dim: 5, ..dims(1, 1, 1, 2, 2, 4) }, 1).mapped(2).naive();
 }
 
 #[test]

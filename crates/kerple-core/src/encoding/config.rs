@@ -58,14 +58,26 @@ pub struct Encoding {
     pub decayed: bool,
     /// Keys at this distance and beyond have a bias of exactly 0; `None`: the bias goes on. Inkling has a key of its own.
     pub reach: Option<usize>,
+    /// Keys further away than this have the bias and the weight of this distance; `None`: each distance has its own.
+    pub distance_cap: Option<usize>,
 }
 
 impl From<Method> for Encoding {
     fn from(method: Method) -> Self {
-        let SharedKeys { window, sink_tokens, scale, emulate, clamp, share: _, randomized, decayed, reach } =
-            SharedKeys::default();
+        let SharedKeys {
+            window,
+            sink_tokens,
+            scale,
+            emulate,
+            clamp,
+            share: _,
+            randomized,
+            decayed,
+            reach,
+            distance_cap,
+        } = SharedKeys::default();
         let share = method.positional().shares()[0];
-        Encoding { method, window, sink_tokens, scale, emulate, clamp, share, randomized, decayed, reach }
+        Encoding { method, window, sink_tokens, scale, emulate, clamp, share, randomized, decayed, reach, distance_cap }
     }
 }
 
@@ -89,10 +101,12 @@ struct SharedKeys {
     decayed: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     reach: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    distance_cap: Option<usize>,
 }
 
-const SHARED_KEYS: [&str; 9] =
-    ["window", SINK_TOKENS, "scale", "emulate", "clamp", "share", "randomized", "decayed", REACH];
+const SHARED_KEYS: [&str; 10] =
+    ["window", SINK_TOKENS, "scale", "emulate", "clamp", "share", "randomized", "decayed", REACH, DISTANCE_CAP];
 
 const SINK_TOKENS: &str = "sink_tokens";
 
@@ -100,6 +114,7 @@ const SINK_TOKENS: &str = "sink_tokens";
 pub const MOST_SINK_TOKENS: usize = 1 << 16;
 
 const REACH: &str = InklingConfig::REACH;
+const DISTANCE_CAP: &str = "distance_cap";
 
 /// Reads `value`, naming the key that does not fit and saying what would in words.
 fn parse<T: DeserializeOwned>(value: Value) -> Result<T, String> {
@@ -145,24 +160,37 @@ impl Encoding {
         // a key of the method's own stays in its table
         let is_shared = |key: &&&str| kind != InklingConfig::KIND || **key != REACH;
         let shared = SHARED_KEYS.iter().filter(is_shared).filter_map(|key| own.remove_entry(*key)).collect();
-        let SharedKeys { window, sink_tokens, scale, emulate, clamp, share, randomized, decayed, reach } =
+        let SharedKeys { window, sink_tokens, scale, emulate, clamp, share, randomized, decayed, reach, distance_cap } =
             parse(Value::Object(shared))?;
         if let (InklingConfig::KIND, Some(window)) = (kind, window) {
             own.entry(REACH).or_insert(window.into());
         }
         let method: Method = parse(Value::Object(Map::from_iter([(kind.to_owned(), Value::Object(own))])))?;
         let share = share.unwrap_or(method.positional().shares()[0]);
-        let encoding =
-            Encoding { method, window, sink_tokens, scale, emulate, clamp, share, randomized, decayed, reach };
+        let encoding = Encoding {
+            method,
+            window,
+            sink_tokens,
+            scale,
+            emulate,
+            clamp,
+            share,
+            randomized,
+            decayed,
+            reach,
+            distance_cap,
+        };
         encoding.check_keys().map_err(|refusal| refusal.line())?;
         Ok(encoding)
     }
 
     fn to_map(&self) -> serde_json::Result<Map<String, Value>> {
         let mut map = Map::from_iter([("kind".to_owned(), Value::from(self.method.kind()))]);
-        let Encoding { window, sink_tokens, scale, emulate, clamp, randomized, decayed, reach, .. } = *self;
+        let Encoding { window, sink_tokens, scale, emulate, clamp, randomized, decayed, reach, distance_cap, .. } =
+            *self;
         let share = Some(self.share).filter(|_| !self.has_usual_share());
-        let shared = SharedKeys { window, sink_tokens, scale, emulate, clamp, share, randomized, decayed, reach };
+        let shared =
+            SharedKeys { window, sink_tokens, scale, emulate, clamp, share, randomized, decayed, reach, distance_cap };
         map.extend(self.method.keys());
         map.extend(serde_json::to_value(shared)?.as_object().cloned().unwrap_or_default());
         Ok(map)
@@ -224,6 +252,7 @@ impl Encoding {
                 "remove it; it applies to kernels, alibi, t5 and dape over one of them",
             ));
         }
+        self.distance_cap.map_or(Ok(()), |cap| self.check_distance_cap(cap))?;
         self.reach.map_or(Ok(()), |reach| self.check_reach(reach))
     }
 
@@ -262,6 +291,23 @@ impl Encoding {
         Encoding { window, sink_tokens: self.sink_tokens.filter(|_| window.is_some()), ..self.clone() }
     }
 
+    /// Distances are capped where scores change by a table over them and by nothing else.
+    fn check_distance_cap(&self, cap: usize) -> Result {
+        let refuse = |message: String, hint: &str| Err(ConfigError::new(DISTANCE_CAP, message, hint));
+        let Injection::Scores(_) = self.entry() else {
+            let message = format!("`{}` does not change scores by a table over distances alone", self.method.kind());
+            return refuse(
+                message,
+                "remove it; it applies to alibi, t5, sandwich, bam, fox with fixed gates, and kernels",
+            );
+        };
+        if self.reach.is_some() {
+            let message = "keys at `reach` and beyond have no bias, so their distance has nothing to cap".to_owned();
+            return refuse(message, "remove one of the two");
+        }
+        check_count(DISTANCE_CAP, cap, 1..=MOST_REACH, "remove it to tell all distances apart")
+    }
+
     /// A bias ends where it is a table of its own and nothing else of the scores is by distance.
     fn check_reach(&self, reach: usize) -> Result {
         let kind = self.method.kind();
@@ -277,9 +323,11 @@ impl Encoding {
             | Injection::ContentRotation { .. }
             | Injection::PathBias => Some("measures distances by the content of tokens, not by their number"),
             Injection::RelativeBias => Some("has a reach of its own"),
-            Injection::Nowhere | Injection::Embeddings | Injection::Rotation { .. } | Injection::Code => {
-                Some("adds no bias to scores")
-            }
+            Injection::Nowhere
+            | Injection::Embeddings
+            | Injection::Rotation { .. }
+            | Injection::QueryKeyMap { .. }
+            | Injection::Code => Some("adds no bias to scores"),
         };
         if let Some(why) = why {
             return Err(ConfigError::new(REACH, format!("`{kind}` {why}, so its bias cannot end at a distance"), hint));
@@ -303,6 +351,9 @@ impl Encoding {
     pub fn certificate(&self) -> Option<String> {
         match self.reach {
             Some(reach) => Some(format!("not proven: the bias ends at distance {reach}")),
+            None if self.distance_cap.is_some() => {
+                Some("not proven: far keys share the bias of one distance".to_owned())
+            }
             None => self.method.positional().certificate().map(str::to_owned),
         }
     }

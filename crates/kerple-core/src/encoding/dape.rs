@@ -127,6 +127,7 @@ impl DapeBase {
             Injection::Gates { .. } => DapeInput::Other("has a gate per token"),
             Injection::FeatureGates { .. } => DapeInput::Other("has a gate per feature"),
             Injection::ContentRotation { .. } => DapeInput::Other("turns queries and keys by their content"),
+            Injection::QueryKeyMap { .. } => DapeInput::Other("maps queries and keys with learned numbers"),
             Injection::RelativeBias => DapeInput::Other("has a bias per row"),
             Injection::PathBias => DapeInput::Other("has a bias per path"),
             Injection::Code => DapeInput::Other("replaces queries and keys by codes"),
@@ -243,6 +244,7 @@ impl Positional for DapeConfig {
                 | EncodingForm::Gates(_)
                 | EncodingForm::FeatureGates(_)
                 | EncodingForm::ContentRotation(_)
+                | EncodingForm::QueryKeyMap(_)
                 | EncodingForm::RelativeBias(_)
                 | EncodingForm::PathBias(_)
                 | EncodingForm::Code(_),

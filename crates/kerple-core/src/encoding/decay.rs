@@ -117,8 +117,9 @@ impl LearnedDecay {
 impl Encoding {
     fn bias_decay(&self, heads: usize) -> Option<BiasDecay> {
         let plain = self.scale == BiasScale::After && self.emulate == Emulate::Exact;
-        // a bias that ends decays no further: its exponential is 1 from there on, which no sum of decays is
-        let whole = self.window.is_none() && self.randomized.is_none() && self.reach.is_none();
+        // a bias that ends, or stays as it is, decays no further: its exponential is constant from there on, which no sum of decays is
+        let whole =
+            self.window.is_none() && self.randomized.is_none() && self.reach.is_none() && self.distance_cap.is_none();
         if plain && whole { self.method.positional().bias_decay(heads) } else { None }
     }
 
@@ -155,6 +156,7 @@ impl Encoding {
             | Injection::ScoreMod { .. }
             | Injection::FeatureGates { .. }
             | Injection::ContentRotation { .. }
+            | Injection::QueryKeyMap { .. }
             | Injection::RelativeBias
             | Injection::PathBias => None,
             Injection::Nowhere | Injection::Embeddings | Injection::Rotation { decays: false } => {

@@ -2,8 +2,8 @@
 
 use crate::cpu::reduce;
 use crate::forms::{
-    Absolute, CodeForm, ContentRotation, DistanceTable, FeatureGates, ForgetGates, PathFeatures, Rotary, RowProfiles,
-    Sides, kept_columns,
+    Absolute, CodeForm, ContentRotation, DistanceTable, FeatureGates, ForgetGates, PathFeatures, QueryKeyMap, Rotary,
+    RowProfiles, Sides, kept_columns,
 };
 use crate::score_mods::ScoreModSpec;
 
@@ -26,6 +26,8 @@ pub enum EncodingForm {
     FeatureGates(FeatureGates),
     /// A rotation of queries and keys by what tokens say.
     ContentRotation(ContentRotation),
+    /// A map of queries and keys by position, with learned numbers.
+    QueryKeyMap(QueryKeyMap),
     /// A bias that rows make of their own features.
     RelativeBias(RowProfiles),
     /// A bias that is summed over the tokens from key to query.

@@ -7,6 +7,7 @@
 //! kernel = "power"     k(u) = -r1 u^r2                    step = "softplus"    phi(a) = min + softplus(a)
 //! kernel = "log3"      k(u) = -r1 ln(1 + r2 u^r3)         step = "exp"         phi(a) = e^a, a in [-10, 10]
 //! kernel = "spline"    k(u) = -slope u - sum over m of rises_m min(u / t_m, 1)        t = 1, 2, 4, ..
+//! kernel = "table"     k(u) = table[u / grid], linear between entries                 constant from the last on
 //! ```
 //!
 //! `y` are the normed rows that queries and keys are made of. w starts at 0 and b where a step is 1, so a model starts as KERPLE on
@@ -16,7 +17,7 @@
 //!
 //! A kernel that is conditionally positive definite on the line stays so at any positions: the definition is about all finite sets of
 //! reals, and coincident ones count once. Splines with weights that are not negative are increasing and concave prices, which is
-//! enough on a line.
+//! enough on a line. Of a free table nothing is proven; it starts at 0.
 //!
 //! Past the training length: defined at every length. Steps of `sigmoid` are bounded, so positions grow at most `step_max`
 //! times as fast as tokens are counted. `power` and `log3` have an infinite derivative at 0 where their exponent is below 1,
@@ -35,6 +36,9 @@ use serde::{Deserialize, Serialize};
 
 /// Knots of a spline unless it says otherwise: the last at 2^15 tokens.
 const KNOTS: usize = 16;
+/// Numbers of a table unless it says otherwise, and the most.
+const ENTRIES: usize = 512;
+const MOST_ENTRIES: usize = 4096;
 /// What each knot of a spline starts with: all together as `-ln(1 + u)`.
 const RISE: f64 = std::f64::consts::LN_2;
 
@@ -55,6 +59,12 @@ pub struct KerplePositionsConfig {
     /// Knots of a spline; 16 unless they are given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub knots: Option<usize>,
+    /// Numbers of a table; 512 unless they are given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub entries: Option<usize>,
+    /// From one number of a table to the next, a power of 2; 1 unless it is given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub grid: Option<f64>,
 }
 
 /// The kernel of learned positions.
@@ -70,6 +80,8 @@ pub enum KernelChoice {
     Log3,
     /// A concave price, linear between knots.
     Spline,
+    /// A free number for each distance of a grid, linear between them.
+    Table,
 }
 
 impl KerplePositionsConfig {
@@ -83,6 +95,10 @@ impl KerplePositionsConfig {
             KernelChoice::Power => PositionKernel::Power,
             KernelChoice::Log3 => PositionKernel::Log3,
             KernelChoice::Spline => PositionKernel::Spline { knots: self.knots.unwrap_or(KNOTS) },
+            KernelChoice::Table => PositionKernel::Table {
+                entries: self.entries.unwrap_or(ENTRIES),
+                grid_exponent: self.grid.unwrap_or(1.0).log2() as i32,
+            },
         }
     }
 }
@@ -93,7 +109,7 @@ impl Positional for KerplePositionsConfig {
             name: "KERPLE on learned positions",
             formula: "z = s + k(x_i - x_j), x = running sum of steps phi(w_h.y + b_h), k(u) = -r1 ln(1 + r2 u)",
             learned: "weight, bias: H (M + 1), and r1, r2: 2 H per layer; with `kernel = \"log3\"` 3 H, with \
-                `kernel = \"spline\"` H (knots + 1)",
+                `kernel = \"spline\"` H (knots + 1), with `kernel = \"table\"` H entries",
             enters: SCORES,
             beyond: "defined for every distance: positions grow at most `step_max` times as fast as tokens with `step = \
                 \"sigmoid\"`",
@@ -110,6 +126,19 @@ impl Positional for KerplePositionsConfig {
         if let (Some(_), true) = (self.knots, self.kernel != KernelChoice::Spline) {
             return Err(unused("knots", "kernel = \"spline\""));
         }
+        for (key, is_set) in [("entries", self.entries.is_some()), ("grid", self.grid.is_some())] {
+            if is_set && self.kernel != KernelChoice::Table {
+                return Err(unused(key, "kernel = \"table\""));
+            }
+        }
+        if let Some(grid) =
+            self.grid.filter(|grid| !(grid.log2().fract() == 0.0 && (-10.0..=10.0).contains(&grid.log2())))
+        {
+            let message = format!("{grid} is not a power of 2 from 1/1024 to 1024");
+            return Err(ConfigError::new("grid", message, "use e.g. 0.5, 1 or 4"));
+        }
+        let hint = "entries * grid is the distance from which the bias is constant";
+        self.entries.map_or(Ok(()), |entries| check_count("entries", entries, 2..=MOST_ENTRIES, hint))?;
         let min = self.step_min.unwrap_or(0.0);
         if let (KernelChoice::Power | KernelChoice::Log3, true) = (self.kernel, min == 0.0) {
             let message = "is 0, but exponents below 1 have an infinite derivative where positions coincide";
@@ -137,6 +166,10 @@ impl Positional for KerplePositionsConfig {
             PositionKernel::Log3 => {
                 vec![per_head("r1", up_to_2, rate), per_head("r2", up_to_1, rate), per_head("r3", up_to_2, exponent)]
             }
+            PositionKernel::Table { entries, .. } => {
+                let table = per_head("table", ParameterInit::Constant(0.0), [f64::NEG_INFINITY, f64::INFINITY]);
+                vec![EncodingParameter { shape: vec![entries, heads], ..table }]
+            }
             PositionKernel::Spline { knots } => {
                 let weights = [0.0, f64::INFINITY];
                 let rises = per_head("rises", ParameterInit::Constant(RISE), weights);
@@ -163,6 +196,7 @@ impl Positional for KerplePositionsConfig {
 
     fn certificate(&self) -> Option<&'static str> {
         Some(match self.kernel {
+            KernelChoice::Table => "not proven: the numbers of a table are free",
             KernelChoice::Spline => {
                 "conditionally positive definite at any learned positions: an increasing concave price of the distance on a line"
             }

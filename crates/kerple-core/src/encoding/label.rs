@@ -36,6 +36,9 @@ impl Encoding {
         if let Some(reach) = self.reach {
             label += &format!("-reach{reach}");
         }
+        if let Some(cap) = self.distance_cap {
+            label += &format!("-distance_cap{cap}");
+        }
         if let Some(most) = self.randomized {
             label += &format!("-randomized{most}");
         }

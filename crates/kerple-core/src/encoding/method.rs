@@ -7,8 +7,8 @@ use super::parameter::{EncodingParameter, ParameterShare};
 use super::randomized::{FormPositions, Randomized};
 use super::{Emulate, Geometry};
 use super::{
-    alibi, bam, cope, dape, expression, fire, fox, grape_ap, inkling, kerple, kerple_positions, learned, none, rotary,
-    rotary_positions, sandwich, selective_rope, shaw, sinusoidal, spe, t5, transformer_xl, wall, xpos,
+    alibi, bam, cope, dape, expression, fire, fope, fox, grape_ap, inkling, kerple, kerple_positions, learned, none,
+    pope, rotary, rotary_positions, sandwich, selective_rope, shaw, sinusoidal, spe, t5, transformer_xl, wall, xpos,
 };
 use crate::calculus::expr::Expr;
 use crate::encoding::{EncodingForm, TableJacobian};
@@ -67,6 +67,11 @@ pub enum Injection {
         decays: bool,
         /// Whether heads have cumulative gates beside those decays.
         scalar: bool,
+    },
+    /// Queries and keys, mapped by position with learned numbers: [`EncodingForm::QueryKeyMap`].
+    QueryKeyMap {
+        /// Whether they have more features then, which values do not.
+        widens: bool,
     },
     /// Scores, by a relative bias that a layer's own rows make: [`EncodingForm::RelativeBias`].
     RelativeBias,
@@ -291,6 +296,10 @@ methods! {
     "selective_rope" SelectiveRope(selective_rope::SelectiveRopeConfig),
     /// Rotation of queries and keys at positions that the content sets.
     "rotary_positions" RotaryPositions(rotary_positions::RotaryPositionsConfig),
+    /// Queries and keys as lengths by content and angles by position.
+    "pope" Pope(pope::PopeConfig),
+    /// Rotation of queries and keys by learned mixtures of rates.
+    "fope" Fope(fope::FopeConfig),
     /// A bias that is summed over the tokens from key to query.
     "grape_ap" GrapeAp(grape_ap::GrapeApConfig),
     /// Any expression of the kernel calculus.

@@ -40,6 +40,15 @@ pub enum ParameterInit {
         /// Of the first head, and of the last.
         spans: [f64; 2],
     },
+    /// Independent normal draws around matrices, one after the other, that have a 1 in each column, a step of rows apart.
+    StepIdentity {
+        /// Rows of a matrix.
+        rows: usize,
+        /// Columns.
+        columns: usize,
+        /// Standard deviation.
+        std: f64,
+    },
 }
 
 impl<'de> Deserialize<'de> for ParameterInit {
@@ -87,7 +96,8 @@ impl ParameterInit {
                 refuse(format!("std is {std}, it must be at least 0"))
             }
             ParameterInit::Constant(_) | ParameterInit::Uniform(_) | ParameterInit::Normal { .. } => Ok(()),
-            ParameterInit::Around { .. } | ParameterInit::Gains { .. } | ParameterInit::Gates { .. } => Ok(()),
+            ParameterInit::Around { .. } | ParameterInit::Gains { .. } => Ok(()),
+            ParameterInit::Gates { .. } | ParameterInit::StepIdentity { .. } => Ok(()),
         }
     }
 
@@ -95,7 +105,7 @@ impl ParameterInit {
         match *self {
             ParameterInit::Constant(value) => value,
             ParameterInit::Uniform([low, high]) => low + (high - low) * rng.random::<f64>(),
-            ParameterInit::Normal { std } => std * standard_normal(rng),
+            ParameterInit::Normal { std } | ParameterInit::StepIdentity { std, .. } => std * standard_normal(rng),
             ParameterInit::Around { mean, std } => mean + std * standard_normal(rng),
             ParameterInit::Gains { .. } => standard_normal(rng),
             ParameterInit::Gates { .. } => 0.0,
@@ -224,6 +234,14 @@ impl EncodingParameter {
         match self.init {
             ParameterInit::Gains { waves } => scale_gains(waves, &mut values),
             ParameterInit::Gates { spans } => values = fox::biases(spans, self.len()),
+            ParameterInit::StepIdentity { rows, columns, .. } => {
+                let step = rows.div_ceil(columns.max(1));
+                for matrix in values.chunks_exact_mut((rows * columns).max(1)) {
+                    (0..columns).filter(|column| column * step < rows).for_each(|column| {
+                        matrix[column * step * columns + column] += 1.0;
+                    });
+                }
+            }
             _ => {}
         }
         let raw = |value: f64| self.keep.raw([self.low, self.high], value.clamp(self.low, self.high));

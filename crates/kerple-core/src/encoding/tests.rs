@@ -289,10 +289,13 @@ fn matrices_are_decayed_and_kernels_are_not() {
             let named = of_base || ["c", "multiplier"].contains(&name);
             // frequencies, filters and gates are the numbers of kernels, however many
             let code = matches!(encoding.method, Method::SineSpe(_) | Method::ConvSpe(_));
-            // gates and angles would be pulled to what they are without their rows
+            // gates and angles would be pulled to what they are without their rows, mixtures of rates to nothing
             let gates = matches!(
                 encoding.entry(),
-                Injection::Gates { .. } | Injection::FeatureGates { .. } | Injection::ContentRotation { .. }
+                Injection::Gates { .. }
+                    | Injection::FeatureGates { .. }
+                    | Injection::ContentRotation { .. }
+                    | Injection::QueryKeyMap { .. }
             );
             let decayed = (parameter.shape.len() > 1 && !code && !gates) || named;
             assert_eq!(parameter.decay, decayed, "{} {}", encoding.label(), parameter.name);
@@ -351,6 +354,7 @@ fn beyond_training_every_method_is_defined_or_says_where_it_ends() {
             | EncodingForm::Gates(_)
             | EncodingForm::FeatureGates(_)
             | EncodingForm::ContentRotation(_)
+            | EncodingForm::QueryKeyMap(_)
             | EncodingForm::RelativeBias(_)
             | EncodingForm::PathBias(_)
             | EncodingForm::Code(_) => true,
@@ -444,6 +448,8 @@ fn every_key_changes_what_is_handed_over() {
         ("fox", "\"window\":5"),
         ("kerple_positions", "\"kernel\":\"spline\""),
         ("kerple_positions", "\"kernel\":\"spline\",\"knots\":4"),
+        ("kerple_positions", "\"kernel\":\"table\""),
+        ("kerple_positions", "\"kernel\":\"table\",\"entries\":9,\"grid\":0.5"),
         ("kerple_positions", "\"kernel\":\"power\",\"step_min\":0.1"),
         ("kerple_positions", "\"step\":\"exp\""),
         ("kerple_positions", "\"step_max\":3.0"),
@@ -461,6 +467,12 @@ fn every_key_changes_what_is_handed_over() {
         ("rotary_positions", "\"step\":\"softplus\""),
         ("rotary_positions", "\"step_max\":3.0"),
         ("rotary_positions", "\"step_min\":0.1"),
+        ("pope", "\"base\":500"),
+        ("pope", "\"width\":3"),
+        ("pope", "\"clamp_delta\":true"),
+        ("fope", "\"base\":500"),
+        ("fope", "\"train_len\":40"),
+        ("fope", "\"zero_pad\":false"),
         ("grape_ap", "\"features\":4"),
         ("grape_ap", "\"relative\":true"),
         ("inkling", "\"rank\":4"),

@@ -149,7 +149,7 @@ mod tests {
             rows
         };
         let (q, k) = (turned(q, keys - queries), turned(k, 0));
-        let dims = AttentionDims { batch: 1, heads: 1, kv_heads: 1, queries, keys, head_dim: D };
+        let dims = AttentionDims { batch: 1, heads: 1, kv_heads: 1, queries, keys, head_dim: D, value_dim: D };
         let scores = ScoreTransform::Table(ScoreTable { feature_decay: Some(&decay_rates), ..ScoreTable::PLAIN });
         let problem = AttentionProblem { scores, ..AttentionProblem::causal(dims, 0.6) };
         let strides = |rows: usize| Strides { batch: rows * D, head: rows * D, row: D };

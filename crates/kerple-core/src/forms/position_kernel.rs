@@ -14,7 +14,7 @@ pub struct LearnedPositions<'a> {
     pub positions: Strided<&'a [f64]>,
     /// The kernel of all heads.
     pub kernel: PositionKernel,
-    /// What it learns, `[H, P]`; 0 in a spline alone, since gradients of the others divide by their parameters.
+    /// What it learns, `[H, P]`; 0 in splines and tables alone, since gradients of the others divide by their parameters.
     pub parameters: &'a [f64],
 }
 
@@ -32,6 +32,14 @@ pub enum PositionKernel {
         /// How many, from 1 on, each twice the one before.
         knots: usize,
     },
+    /// A table at distances 0, 2^e, 2 * 2^e, .., linear between them and constant from the last on. On such a grid, the
+    /// interpolation of a conditionally positive definite function stays one.
+    Table {
+        /// Numbers, at least 2.
+        entries: usize,
+        /// e, from -64 to 64.
+        grid_exponent: i32,
+    },
 }
 
 impl PositionKernel {
@@ -41,7 +49,20 @@ impl PositionKernel {
             PositionKernel::Log | PositionKernel::Power => 2,
             PositionKernel::Log3 => 3,
             PositionKernel::Spline { knots } => knots + 1,
+            PositionKernel::Table { entries, .. } => entries,
         }
+    }
+
+    /// Whether gradients divide by parameters, so that none may be 0.
+    pub fn divides_by_parameters(self) -> bool {
+        matches!(self, PositionKernel::Log | PositionKernel::Power | PositionKernel::Log3)
+    }
+
+    /// The entry of a table at or below a distance and the share of the next one; all of the last, and none, from there on.
+    pub(crate) fn table_entry(entries: usize, grid_exponent: i32, u: f64) -> (usize, f64) {
+        let at = u * 2f64.powi(-grid_exponent);
+        let last = entries - 1;
+        if at >= last as f64 { (last, 0.0) } else { (at as usize, at.fract()) }
     }
 
     /// The knot of a spline's parameter; infinite for the first, which has none.
@@ -64,6 +85,11 @@ impl PositionKernel {
                     [k - a * u.min(knot), if u < knot { slope - a } else { slope }]
                 })
             }
+            (PositionKernel::Table { entries, grid_exponent }, table) => {
+                let (at, share) = PositionKernel::table_entry(entries, grid_exponent, u);
+                let rise = table.get(at + 1).map_or(0.0, |next| next - table[at]);
+                [table[at] + share * rise, rise * 2f64.powi(-grid_exponent)]
+            }
             _ if u == 0.0 => [0.0; 2],
             (PositionKernel::Power, &[r1, p]) => [-r1 * u.powf(p), -r1 * p * u.powf(p - 1.0)],
             (PositionKernel::Log3, &[r1, r2, p]) => {
@@ -74,11 +100,20 @@ impl PositionKernel {
         }
     }
 
-    /// Adds `d_k` times the derivatives of `k(u)` in the parameters; all 0 at 0.
+    /// Adds `d_k` times the derivatives of `k(u)` in the parameters; at 0 all 0, but for the first number of a table.
     ///
     /// # Panics
     /// Unless there are [`PositionKernel::parameters`] of both.
     pub fn add_gradient(self, parameters: &[f64], u: f64, d_k: f64, to: &mut [f64]) {
+        if let PositionKernel::Table { entries, grid_exponent } = self {
+            crate::check_shape!(to, P = entries);
+            let (at, share) = PositionKernel::table_entry(entries, grid_exponent, u);
+            to[at] += d_k * (1.0 - share);
+            if let Some(next) = to.get_mut(at + 1) {
+                *next += d_k * share;
+            }
+            return;
+        }
         let [k, slope] = self.at(parameters, u);
         if u == 0.0 {
             return;
@@ -104,14 +139,15 @@ impl PositionKernel {
 
 #[cfg(test)]
 mod tests {
-    use super::PositionKernel::{self, Log, Log3, Power, Spline};
+    use super::PositionKernel::{self, Log, Log3, Power, Spline, Table};
 
-    const KERNELS: [(PositionKernel, &[f64]); 5] = [
+    const KERNELS: [(PositionKernel, &[f64]); 6] = [
         (Log, &[1.3, 0.4]),
         (Power, &[0.8, 0.6]),
         (Power, &[0.3, 1.7]),
         (Log3, &[0.9, 0.5, 1.4]),
         (Spline { knots: 4 }, &[0.1, 0.4, 0.2, 0.3, 0.15]),
+        (Table { entries: 4, grid_exponent: 1 }, &[0.0, -0.4, 0.2, -0.3]),
     ];
 
     #[test]
@@ -147,9 +183,20 @@ mod tests {
             let mut found = vec![0.0; parameters.len()];
             kernel.add_gradient(parameters, 0.0, 1.0, &mut found);
             let [k, slope] = kernel.at(parameters, 0.0);
-            assert!(k == 0.0 && slope.is_finite() && found.iter().all(|d| *d == 0.0), "{kernel:?}");
+            let is_table = matches!(kernel, Table { .. });
+            assert!(k == 0.0 && slope.is_finite(), "{kernel:?}");
+            assert!(
+                found.iter().enumerate().all(|(at, d)| *d == f64::from(u8::from(is_table && at == 0))),
+                "{kernel:?}"
+            );
         }
         assert_eq!(Log.at(&[1.5, 0.5], 0.0)[1], -0.75);
         assert_eq!(Spline { knots: 1 }.at(&[0.25, 0.5], 0.0)[1], -0.75);
+        // a table ends in its last number, and a knot has the slope of what follows
+        let table = Table { entries: 3, grid_exponent: -1 };
+        assert_eq!(
+            [0.25, 0.5, 1.0, 7.0].map(|u| table.at(&[1.0, 2.0, 5.0], u)),
+            [[1.5, 2.0], [2.0, 6.0], [5.0, 0.0], [5.0, 0.0]]
+        );
     }
 }

@@ -53,13 +53,13 @@ impl HeadLayout {
 
     /// The heads of one row, each with its number.
     #[inline(always)]
-    fn of_row<'x, T>(&self, row: &'x [T]) -> impl Iterator<Item = &'x [T]> + use<'x, T> {
+    pub(super) fn of_row<'x, T>(&self, row: &'x [T]) -> impl Iterator<Item = &'x [T]> + use<'x, T> {
         let HeadLayout { start, stride, heads, head_dim, .. } = *self;
         row[start..].chunks(stride.max(1)).take(heads).map(move |head| &head[..head_dim])
     }
 
     #[inline(always)]
-    fn of_row_mut<'x, T>(&self, row: &'x mut [T]) -> impl Iterator<Item = &'x mut [T]> + use<'x, T> {
+    pub(super) fn of_row_mut<'x, T>(&self, row: &'x mut [T]) -> impl Iterator<Item = &'x mut [T]> + use<'x, T> {
         let HeadLayout { start, stride, heads, head_dim, .. } = *self;
         row[start..].chunks_mut(stride.max(1)).take(heads).map(move |head| &mut head[..head_dim])
     }

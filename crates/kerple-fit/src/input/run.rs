@@ -26,14 +26,12 @@ pub(super) fn read(
     let (mut curves, mut notes) = (Vec::new(), found.notes);
     *sharing = encoding.sets();
     for layers in encoding.sets() {
-        // a bias that ends is the kernel up to there, and a kernel that is fitted goes on
-        let len = encoding.reach(layers[0]).map_or(len, |reach| len.min(reach));
-        if let Some(reach) = encoding.reach(layers[0]) {
-            let note = format!(
-                "the bias of layer {} ends at distance {reach}: fitted kernels describe it up to there",
-                layers[0]
-            );
-            notes.push(note);
+        // a bias that ends, or stays as it is, is the kernel up to there, and a kernel that is fitted goes on
+        let (reach, cap) = (encoding.reach(layers[0]), encoding.distance_cap(layers[0]));
+        let len = reach.or(cap.map(|cap| cap + 1)).map_or(len, |own| len.min(own));
+        let ends = reach.map(|reach| format!("ends at distance {reach}"));
+        if let Some(ends) = ends.or(cap.map(|cap| format!("is constant from distance {cap} on"))) {
+            notes.push(format!("the bias of layer {} {ends}: fitted kernels describe it up to there", layers[0]));
         }
         check_counts(path, curves.len() + 1, len)?;
         let table = encoding.table(layers[0], len);

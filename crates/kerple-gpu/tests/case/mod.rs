@@ -51,7 +51,7 @@ pub const BIAS: CaseInputs = CaseInputs { bias: true, ..PLAIN };
 
 impl Case {
     pub fn new(rng: &mut ChaCha8Rng, dims: AttentionDims, mask: Mask, inputs: CaseInputs) -> Case {
-        let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim } = dims;
+        let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim, .. } = dims;
         let (of_queries, of_keys) = (batch * heads * queries * head_dim, batch * kv_heads * keys * head_dim);
         let table_len = keys.max(queries) + rng.random_range(0..3);
         let columns = heads * mask.sides().columns(table_len);
@@ -102,7 +102,7 @@ impl Case {
 
     /// Everything that forward and backward make, by name.
     pub fn expected(&self) -> Vec<(&'static str, Vec<f64>)> {
-        let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim } = self.dims;
+        let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim, .. } = self.dims;
         let table = ScoreTable {
             bias: self.bias.as_deref(),
             weight: self.weight.as_deref(),
@@ -265,7 +265,7 @@ pub fn dims(
     [queries, keys]: [usize; 2],
     head_dim: usize,
 ) -> AttentionDims {
-    AttentionDims { batch, heads, kv_heads, queries, keys, head_dim }
+    AttentionDims { batch, heads, kv_heads, queries, keys, head_dim, value_dim: head_dim }
 }
 
 /// Small tiles, so that a few dozen positions are many of them.

@@ -31,7 +31,7 @@ struct Row {
 
 /// How far off each value may be, in the order in which a case has them, when inputs are rounded already.
 fn margins(case: &Case, unit: f64) -> Vec<Vec<f64>> {
-    let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim } = case.dims;
+    let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim, .. } = case.dims;
     let columns = case.mask.sides().columns(case.table_len);
     let table = |there: &Option<Vec<f64>>| there.as_ref().map(|table| vec![0.0; table.len()]);
     let [mut of_out, mut of_q] = [&case.q, &case.q].map(|values| vec![0.0; values.len()]);

@@ -16,6 +16,7 @@ use crate::model::MOST_PREFILLED;
 use crate::plan::Plan;
 use kerple_burn::kv_cache::{INITIAL_CAPACITY, MIN_NOISE_BLOCK};
 use kerple_core::encoding::Injection;
+use kerple_core::forms::QueryKeyMap;
 
 /// Bytes that one text of so many tokens holds.
 pub(super) fn caches(plan: &Plan, length: usize) -> u64 {
@@ -55,15 +56,16 @@ fn of_layer(plan: &Plan, layer: &LayerSettings, length: usize) -> u64 {
         matches!(entry, Injection::FeatureGates { .. } | Injection::ContentRotation { decays: true, .. });
     let of_features = if has_features { heads.head_dim } else { 0 };
     let gates = bytes(&[2, heads.heads, capacity, usize::from(of_heads) + of_features]);
-    // angles by content turn the keys of each query head
-    let key_heads = if let Injection::ContentRotation { .. } = entry { heads.heads } else { heads.kv_heads };
+    // angles by content, and mixtures of rates, turn the keys of each query head
+    let of_each = matches!(entry, Injection::ContentRotation { .. } | Injection::QueryKeyMap { widens: false });
+    let key_heads = if of_each { heads.heads } else { heads.kv_heads };
+    // values have room for as many features as wide keys
+    let width = match layer.encoding.query_key_map(&geometry) {
+        Some(QueryKeyMap::Polar(polar)) => heads.head_dim + polar.rates.len(),
+        Some(QueryKeyMap::Fourier(_)) | None => heads.head_dim,
+    };
     let paths = layer.encoding.path_features(&geometry).map_or(0, |of| bytes(&[heads.heads, capacity, of.width]));
-    [
-        bytes(&[2, key_heads, heads.head_dim, capacity]),
-        gates,
-        paths,
-        bytes(&[tables, heads.heads, length.next_power_of_two()]),
-    ]
-    .into_iter()
-    .fold(0, u64::saturating_add)
+    [bytes(&[2, key_heads, width, capacity]), gates, paths, bytes(&[tables, heads.heads, length.next_power_of_two()])]
+        .into_iter()
+        .fold(0, u64::saturating_add)
 }

@@ -26,7 +26,7 @@ use kerple_core::attention::linear::{CHUNK, NEAR};
 use kerple_core::calculus::exponentials::RateGrid;
 use kerple_core::encoding::{Geometry, Injection, ParameterShare};
 use kerple_core::features::ConvShape;
-use kerple_core::forms::{CodeForm, CodeKind};
+use kerple_core::forms::{CodeForm, CodeKind, QueryKeyMap};
 
 /// What is in memory at once.
 #[derive(Clone, Copy, Debug)]
@@ -95,6 +95,13 @@ fn encoding(
             let of_pairs = bytes(&[kept, rows.sequences, rows.positions, heads, head_dim.div_ceil(2)]);
             let of_decay = if decays { of_decay } else { 0 };
             of_pairs.saturating_add(bytes(&[of_decay, rows.sequences, rows.positions, heads, head_dim]))
+        }
+        // of every layer: queries and keys of a sequence as they are mapped, their parts and gradients, and values with the same room
+        Injection::QueryKeyMap { .. } => {
+            let map = encoding.query_key_map(geometry).expect("a method that maps queries and keys");
+            let width = if let QueryKeyMap::Polar(polar) = map { head_dim + polar.rates.len() } else { head_dim };
+            let kept = if rows.training { 9 * layers + 12 } else { 12 };
+            bytes(&[kept, rows.sequences, rows.positions, heads, width])
         }
         // of every layer, whose rows differ: rows and their gradient
         Injection::RelativeBias => {

@@ -7,6 +7,7 @@ use crate::layers::LayerSettings;
 use kerple_burn::plan::{AttentionKind, BlockConfig, FeatureKind, LinearAttentionConfig, SinkKind};
 use kerple_core::attention::linear::CHUNK;
 use kerple_core::encoding::{ConfigError, Encoding, EncodingForm, Geometry, InLinear, ScoreModForm};
+use kerple_core::forms::AttnTemperature;
 use kerple_core::score_mods::ScoreModSpec;
 use kerple_data::tasks::{TaskConfig, TaskInfo};
 use kerple_run::{StopRule, TrainingEnd};
@@ -69,6 +70,11 @@ pub(super) fn check_block(model: &ModelPlan) -> Result<()> {
     let finite = -f64::MAX..=f64::MAX;
     check("model.block.attn_scale", block.attn_scale.unwrap_or(1.0), finite.clone(), hint)?;
     check("model.block.ssmax", block.ssmax.unwrap_or(1.0), finite.clone(), hint)?;
+    if let Some(AttnTemperature { floor, alpha }) = block.attn_temperature {
+        let hint = "Llama 4 has floor = 8192 and alpha = 0.1; remove attn_temperature for scores without a factor";
+        check("model.block.attn_temperature.floor", floor, 1.0..=1e15, hint)?;
+        check("model.block.attn_temperature.alpha", alpha, 0.0..=1e3, hint)?;
+    }
     check("model.block.attn_softcap", block.attn_softcap.unwrap_or(1.0), 1e-6..=1e30, hint)?;
     check("model.block.clip_qkv", block.clip_qkv.unwrap_or(1.0), 1e-30..=1e30, hint)?;
     let none = "4 tokens in Inkling; remove it to have no short convolutions";
@@ -203,21 +209,23 @@ fn check_growth(encoding: &Encoding, geometry: &Geometry, model: &ModelPlan) -> 
         | EncodingForm::Gates(_)
         | EncodingForm::FeatureGates(_)
         | EncodingForm::ContentRotation(_)
+        | EncodingForm::QueryKeyMap(_)
         | EncodingForm::RelativeBias(_)
         | EncodingForm::PathBias(_)
         | EncodingForm::Code(_) => false,
     };
-    if model.block.ssmax.is_none() || !reads_queries {
-        return Ok(());
+    let set = [("ssmax", model.block.ssmax.is_some()), ("attn_temperature", model.block.attn_temperature.is_some())];
+    match set.into_iter().find(|(_, is_set)| *is_set) {
+        Some((key, _)) if reads_queries => Err(Error::Config {
+            place: format!("model.block.{key}"),
+            message: format!(
+                "{} does not support {key}: its scores are not only products of queries and keys",
+                encoding.label()
+            ),
+            hint: "remove it, or use another encoding".to_owned(),
+        }),
+        _ => Ok(()),
     }
-    Err(Error::Config {
-        place: "model.block.ssmax".to_owned(),
-        message: format!(
-            "{} does not support ssmax: its scores are not only products of queries and keys",
-            encoding.label()
-        ),
-        hint: "remove it, or use another encoding".to_owned(),
-    })
 }
 
 /// Gates of linear attention are sums from the first token on, which an encoder's last row cannot be met by.
@@ -311,6 +319,7 @@ fn check_attention(
     }
     for (key, is_set) in [
         ("model.block.ssmax", block.ssmax.is_some()),
+        ("model.block.attn_temperature", block.attn_temperature.is_some()),
         ("model.block.attn_softcap", block.attn_softcap.is_some()),
         ("model.block.sink", block.sink != SinkKind::None),
     ] {

@@ -83,7 +83,7 @@ pub(crate) fn of_models(old: &Plan, new: &Plan) -> Vec<PlanDifference> {
     // where the model's own sizes differ, these are listed already
     if found.iter().all(|other| !HEADS.contains(&other.key.as_str())) {
         let heads = |layer: &LayerSettings| {
-            let Heads { heads, kv_heads, head_dim } = layer.heads;
+            let Heads { heads, kv_heads, head_dim, .. } = layer.heads;
             let scale = layer.attn_scale.map_or_else(String::new, |scale| format!(", attn_scale {scale}"));
             format!("n_heads {heads}, n_kv_heads {kv_heads}, head_dim {head_dim}{scale}")
         };

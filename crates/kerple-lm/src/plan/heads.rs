@@ -21,11 +21,8 @@ impl ModelPlan {
     fn heads_of(&self, kind: Option<&LayerKind>) -> Heads {
         let own = |of: fn(&LayerKind) -> Option<usize>| kind.and_then(of);
         let heads = own(|kind| kind.n_heads).unwrap_or(self.n_heads);
-        Heads {
-            heads,
-            kv_heads: own(|kind| kind.n_kv_heads).or(self.block.n_kv_heads).unwrap_or(heads),
-            head_dim: own(|kind| kind.head_dim).unwrap_or(self.head_dim),
-        }
+        let kv_heads = own(|kind| kind.n_kv_heads).or(self.block.n_kv_heads).unwrap_or(heads);
+        Heads::square(heads, kv_heads, own(|kind| kind.head_dim).unwrap_or(self.head_dim))
     }
 
     /// Sizes of the block of a layer.
@@ -73,7 +70,7 @@ pub(super) fn check_heads(encoding: &Encoding, model: &ModelPlan) -> Result<()> 
     }
     for (name, kind) in &model.layers {
         let place = |key: &str| format!("model.layers.{name}.{key}");
-        let Heads { heads, kv_heads, head_dim } = model.heads_of(Some(kind));
+        let Heads { heads, kv_heads, head_dim, .. } = model.heads_of(Some(kind));
         let hint = "remove it to use the model's value";
         for (key, own) in [("n_heads", kind.n_heads), ("n_kv_heads", kind.n_kv_heads), ("head_dim", kind.head_dim)] {
             super::check::check(&place(key), own.unwrap_or(1) as f64, 1.0..=WIDEST, hint)?;

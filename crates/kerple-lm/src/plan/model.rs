@@ -130,6 +130,9 @@ impl ModelPlan {
             Injection::ContentRotation { decays: true, .. } => {
                 Some(format!("the decaying pairs of {}", encoding.label()))
             }
+            Injection::QueryKeyMap { widens: true } => {
+                Some(format!("the wide queries and keys of {}", encoding.label()))
+            }
             Injection::RelativeBias => Some(format!("the relative bias of {}", encoding.label())),
             Injection::PathBias => Some(format!("the bias over paths of {}", encoding.label())),
             Injection::Gates { .. } => Some(format!("the gates of {}", encoding.label())),
@@ -138,6 +141,7 @@ impl ModelPlan {
             | Injection::Embeddings
             | Injection::Rotation { .. }
             | Injection::ContentRotation { .. }
+            | Injection::QueryKeyMap { widens: false }
             | Injection::Scores(_)
             | Injection::Code => None,
         };

@@ -64,6 +64,7 @@ fn initial(parameter: &EncodingParameter) -> String {
         ParameterInit::Around { mean, std } => format!("N({mean}, {std:.4}^2)"),
         ParameterInit::Gains { .. } => "2 N(0, 1) / sqrt(norm)".to_owned(),
         ParameterInit::Gates { spans: [first, last] } => format!("-ln(expm1(1/T)), T from {first} to {last}"),
+        ParameterInit::StepIdentity { std, .. } => format!("N(0, {std:.3}^2), plus a step identity"),
     };
     let range = match (parameter.low.is_finite(), parameter.high.is_finite()) {
         (true, true) => format!(", kept in [{}, {}]", parameter.low, parameter.high),
@@ -179,8 +180,14 @@ fn one(args: &DescribeArgs, encoding: &Encoding) -> CommandResult {
     if let Some(reach) = encoding.reach {
         resultln!("  reach     the bias is 0 for keys at distance {reach} and beyond");
     }
+    if let Some(cap) = encoding.distance_cap {
+        resultln!("  cap       keys further away than {cap} tokens are treated as if they were {cap} away");
+    }
     if let Some(certificate) = encoding.certificate() {
-        resultln!("  proven    {certificate}");
+        match certificate.strip_prefix("not proven: ") {
+            Some(why) => resultln!("  unproven  {why}"),
+            None => resultln!("  proven    {certificate}"),
+        }
     }
     resultln!("  enters    {}", about.enters);
     resultln!("  learned   {}", about.learned);

@@ -28,7 +28,7 @@ fn bias_of(map: &ScoreModSpec) -> Option<(&Fire, usize)> {
 
 /// Whether there is a kernel for a call: tables over distances, FIRE's bias or nothing at all, with any mask but one with first tokens, gates of
 /// queries that see what came before, caps and sinks.
-pub(super) fn runs(q: &Tensor<4>, k: &Tensor<4>, context: &ScoreContext) -> bool {
+pub(super) fn runs([q, k, v]: [&Tensor<4>; 3], context: &ScoreContext) -> bool {
     let (device, [batch, heads, queries, head_dim], [_, kv_heads, keys, _]) =
         (q.device().without_autodiff(), q.dims(), k.dims());
     let DispatchDevice::Cube(device) = device.as_dispatch() else { return false };
@@ -38,7 +38,7 @@ pub(super) fn runs(q: &Tensor<4>, k: &Tensor<4>, context: &ScoreContext) -> bool
         AttentionBias::ScoreMod { kind, .. } => bias_of(kind).is_some(),
     };
     let gated = context.gates.is_none() || context.mask.pattern.sides() == Sides::OneSided;
-    let dims = AttentionDims { batch, heads, kv_heads, queries, keys, head_dim };
+    let dims = AttentionDims { batch, heads, kv_heads, queries, keys, head_dim, value_dim: v.dims()[3] };
     let gated = gated && context.relative.is_none() && context.kernel.is_none() && context.path.is_none();
     let documents = context.mask.documents.as_deref().is_none_or(PackedDocuments::keep_distances);
     let by_distance = context.mask.pattern.sink_tokens() == 0;
@@ -61,8 +61,16 @@ struct GpuAttentionSaved {
 
 impl AttentionOp {
     fn dims(&self, inputs: &[CubeTensor]) -> AttentionDims {
-        let [q, k, _] = self.own.map(|place| inputs[place].meta.shape());
-        AttentionDims { batch: q[0], heads: q[1], kv_heads: k[1], queries: q[2], keys: k[2], head_dim: q[3] }
+        let [q, k, v] = self.own.map(|place| inputs[place].meta.shape());
+        AttentionDims {
+            batch: q[0],
+            heads: q[1],
+            kv_heads: k[1],
+            queries: q[2],
+            keys: k[2],
+            head_dim: q[3],
+            value_dim: v[3],
+        }
     }
 
     /// Sinks, `[1, H, 1]`.

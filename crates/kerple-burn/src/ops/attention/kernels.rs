@@ -8,12 +8,12 @@ const HOST: &[DeviceKind] = &[DeviceKind::Cpu];
 
 /// The processor has one for every call, GPUs have one for those with tables over distances, FIRE's bias or nothing at all.
 #[cfg(feature = "cube")]
-pub(super) fn of(q: &Tensor<4>, k: &Tensor<4>, context: &ScoreContext) -> &'static [DeviceKind] {
-    if super::gpu::runs(q, k, context) { &[DeviceKind::Cpu, DeviceKind::Gpu] } else { HOST }
+pub(super) fn of(rows: [&Tensor<4>; 3], context: &ScoreContext) -> &'static [DeviceKind] {
+    if super::gpu::runs(rows, context) { &[DeviceKind::Cpu, DeviceKind::Gpu] } else { HOST }
 }
 
 /// The processor has one for every call.
 #[cfg(not(feature = "cube"))]
-pub(super) fn of(_: &Tensor<4>, _: &Tensor<4>, _: &ScoreContext) -> &'static [DeviceKind] {
+pub(super) fn of(_: [&Tensor<4>; 3], _: &ScoreContext) -> &'static [DeviceKind] {
     HOST
 }

@@ -213,6 +213,17 @@ impl KernelTensors {
             PositionKernel::Log => (u * one(1)).log1p() * one(0) * -1.0,
             PositionKernel::Power => power(one(1)) * one(0) * -1.0,
             PositionKernel::Log3 => (power(one(2)) * one(1)).log1p() * one(0) * -1.0,
+            PositionKernel::Table { entries, grid_exponent } => {
+                let [batch, _, queries, _] = u.dims();
+                let last = (entries - 1) as f64;
+                let at = (u * 2f64.powi(-grid_exponent)).clamp(0.0, last);
+                let lower = at.clone().detach().floor().clamp_max(last - 1.0);
+                let table =
+                    self.parameters.clone().reshape([1, heads, 1, entries]).expand([batch, heads, queries, entries]);
+                let of_lower = lower.clone().int();
+                let [low, high] = [of_lower.clone(), of_lower + 1].map(|entry| table.clone().gather(3, entry));
+                low.clone() + (high - low) * (at - lower)
+            }
             PositionKernel::Spline { knots } => (1..=knots).fold(u.clone() * one(0) * -1.0, |k, m| {
                 // from a knot on, the knot itself included, the derivative is that from above
                 let knot = PositionKernel::knot(m);

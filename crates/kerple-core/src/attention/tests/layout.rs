@@ -8,7 +8,8 @@ pub(super) fn dense(heads: usize, rows: usize, head_dim: usize) -> Strides {
 }
 
 /// Where q, k and v lie in one buffer: one after the other, or as a packed projection, which is
-/// `[B, L, q heads | k heads | v heads, D]`, or `[B, L, H, q|k|v, D]` if there are as many key heads as heads.
+/// `[B, L, q heads | k heads | v heads, D]`, or `[B, L, H, q|k|v, D]` if there are as many key heads as heads. Packed heads
+/// of values have room for as many features as those of queries.
 pub(super) struct Layout {
     dims: AttentionDims,
     packed: bool,
@@ -19,12 +20,14 @@ pub(super) struct Layout {
 
 impl Layout {
     pub(super) fn new(dims: AttentionDims, packed: bool) -> Self {
-        let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim } = dims;
+        let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim, value_dim } = dims;
         if !packed {
-            let strides = [(heads, queries), (kv_heads, keys), (kv_heads, keys)].map(|(h, l)| dense(h, l, head_dim));
+            let strides = [(heads, queries, head_dim), (kv_heads, keys, head_dim), (kv_heads, keys, value_dim)]
+                .map(|(heads, rows, width)| dense(heads, rows, width));
             let [q, k, v] = strides.map(|strides| batch * strides.batch);
             return Layout { dims, packed, offsets: [0, q, q + k], strides, len: q + k + v };
         }
+        let head_dim = head_dim.max(value_dim);
         let row = (heads + 2 * kv_heads) * head_dim;
         let (head, offsets) = if heads == kv_heads {
             (3 * head_dim, [0, head_dim, 2 * head_dim])
@@ -48,6 +51,10 @@ impl Layout {
         [ViewMut::new(q, self.strides[0]), ViewMut::new(k, self.strides[1]), ViewMut::new(v, self.strides[2])]
     }
 
+    fn width(&self, part: usize) -> usize {
+        if part == 2 { self.dims.value_dim } else { self.dims.head_dim }
+    }
+
     /// Where each row of a part starts in the buffer, in the order of a dense array.
     fn rows(&self, part: usize) -> impl Iterator<Item = usize> {
         let AttentionDims { batch, heads, kv_heads, queries, keys, .. } = self.dims;
@@ -61,7 +68,7 @@ impl Layout {
     pub(super) fn join<T: Copy>(&self, parts: [Vec<T>; 3], unset: T) -> Vec<T> {
         let mut buffer = vec![unset; self.len];
         for (part, values) in parts.iter().enumerate() {
-            for (at, row) in self.rows(part).zip(values.chunks(self.dims.head_dim)) {
+            for (at, row) in self.rows(part).zip(values.chunks(self.width(part))) {
                 buffer[at..][..row.len()].copy_from_slice(row);
             }
         }
@@ -69,6 +76,6 @@ impl Layout {
     }
 
     pub(super) fn split<T: Copy>(&self, buffer: &[T]) -> [Vec<T>; 3] {
-        [0, 1, 2].map(|part| self.rows(part).flat_map(|at| &buffer[at..][..self.dims.head_dim]).copied().collect())
+        [0, 1, 2].map(|part| self.rows(part).flat_map(|at| &buffer[at..][..self.width(part)]).copied().collect())
     }
 }

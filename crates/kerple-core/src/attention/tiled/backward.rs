@@ -55,7 +55,7 @@ impl<R: Number> SimdKernel<R> for TiledBackward<'_, R> {
 
     fn run<L: Lanes<Number = R>>(self, lanes: L) {
         let TiledBackward { problem, saved, gradients } = self;
-        let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim } = problem.dims;
+        let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim, .. } = problem.dims;
         let AttentionGradients {
             d_q,
             d_k,
@@ -293,7 +293,7 @@ impl<L: Lanes> TiledBackwardSegments<'_, L> {
 
     /// Computes `delta`, and clears `d_q` where no key is seen.
     fn prepare(&self, delta: &mut [L::Number]) {
-        let AttentionDims { heads, head_dim, .. } = self.problem.dims;
+        let AttentionDims { heads, head_dim, value_dim, .. } = self.problem.dims;
         let delta = ViewMut::new(delta, self.delta.strides);
         let blocks = SegmentBlocks::new(self.problem, heads, |segment| segment.queries.div_ceil(QUERIES));
         workers::for_each(
@@ -307,7 +307,7 @@ impl<L: Lanes> TiledBackwardSegments<'_, L> {
                 for query in first_query + first..first_query + queries.min(first + QUERIES) {
                     // SAFETY: `delta` is `[B, H, Q]` and this item alone writes this query.
                     let delta_i = unsafe { delta.row(row, head, query, 1) };
-                    let [q, k] = [self.saved.d_out, self.saved.out].map(|view| view.row(row, head, query, head_dim));
+                    let [q, k] = [self.saved.d_out, self.saved.out].map(|view| view.row(row, head, query, value_dim));
                     self.lanes.run(Dots { q, k, stride: 0, to: delta_i });
                     if is_unseeing {
                         // SAFETY: `d_q` is checked, and this item alone writes this row now.

@@ -81,7 +81,7 @@ mod tests {
     use crate::attention::{AttentionDims, Mask, ScoreTransform};
 
     fn problem(queries: usize, keys: usize, mask: Mask) -> AttentionProblem<'static, f32> {
-        let dims = AttentionDims { batch: 2, heads: 1, kv_heads: 1, queries, keys, head_dim: 4 };
+        let dims = AttentionDims { batch: 2, heads: 1, kv_heads: 1, queries, keys, head_dim: 4, value_dim: 4 };
         let scores = ScoreTransform::table(None, None, keys.max(queries));
         AttentionProblem { mask, scores, lengths: Some(&[300, 100]), ..AttentionProblem::causal(dims, 1.0) }
     }

@@ -47,7 +47,7 @@ impl<R: Number> SimdKernel<R> for SplitKvDecode<'_, R> {
         let alone: Vec<AttentionProblem<R>> = single.map(|number| problem.alone(number)).collect();
         let splits = alone.iter().map(splits).max().unwrap_or(0);
         let most = alone.iter().flat_map(|it| (0..splits).map(|split| split_keys(it, split).len())).max().unwrap_or(0);
-        let width = problem.dims.head_dim.next_multiple_of(L::COUNT);
+        let width = problem.dims.value_dim.next_multiple_of(L::COUNT);
         let feature_decay = FeatureDecay::new(problem, most);
         let kernels = HeadKernel::all(problem);
         let whole = SplitKvWhole { lanes, call, splits, width, feature_decay, kernels };
@@ -77,7 +77,7 @@ struct SplitKvWhole<'a, L: Lanes> {
     call: TiledForward<'a, L::Number>,
     /// Of the longest.
     splits: usize,
-    /// D rounded up to whole vectors.
+    /// E rounded up to whole vectors.
     width: usize,
     feature_decay: Option<FeatureDecay<'a, L::Number>>,
     /// Of learned positions, by head.
@@ -128,9 +128,10 @@ impl<L: Lanes> SplitKvWhole<'_, L> {
     fn scratch(&self) -> SplitKvScratch<L::Number> {
         let scores = workers::scratch(SPLIT.next_multiple_of(L::COUNT));
         let dropout = DropoutFactors::new(&self.call.problem, SPLIT);
-        let decays = self.call.problem.tables().decay_cumsum.map(|_| SplitDecays {
-            tile: DecayTile::new(self.call.problem.dims.head_dim, self.width),
-            k: workers::scratch(SPLIT * self.width),
+        let decays = self.call.problem.tables().decay_cumsum.map(|_| {
+            let head_dim = self.call.problem.dims.head_dim;
+            let width = head_dim.next_multiple_of(L::COUNT);
+            SplitDecays { tile: DecayTile::new(head_dim, width), k: workers::scratch(SPLIT * width) }
         });
         SplitKvScratch { scores, values: workers::scratch(SPLIT * self.width), dropout, decays }
     }
@@ -150,10 +151,10 @@ struct SplitKvScratch<R> {
     decays: Option<SplitDecays<R>>,
 }
 
-/// What decays by the content are computed in, `[SPLIT, width]`.
+/// What decays by the content are computed in.
 struct SplitDecays<R> {
     tile: DecayTile<R>,
-    /// The keys of a split with their decays.
+    /// The keys of a split with their decays, `[SPLIT, D]` with D rounded up to whole vectors.
     k: Vec<R>,
 }
 
@@ -178,7 +179,7 @@ fn combine<R: Number>(chunks: &[R], stride: usize, [first, sum]: [R; 2], out: &m
 struct SplitKvCall<'a, L: Lanes> {
     lanes: L,
     of: TiledForward<'a, L::Number>,
-    /// D rounded up to whole vectors.
+    /// E rounded up to whole vectors.
     width: usize,
     feature_decay: Option<&'a FeatureDecay<'a, L::Number>>,
     kernels: &'a [HeadKernel<L::Number>],
@@ -189,18 +190,18 @@ struct SplitKvCall<'a, L: Lanes> {
 impl<L: Lanes> SplitKvCall<'_, L> {
     /// Merges the splits of one head.
     fn combine(&self, head: usize, splits: usize) {
-        let (stride, head_dim) = (2 + self.width, self.of.problem.dims.head_dim);
+        let (stride, value_dim) = (2 + self.width, self.of.problem.dims.value_dim);
         // SAFETY: `out` and `lse` are checked, `partial` has room for all splits of a head, and the thread that merges them holds
         // these rows alone.
         let (out, lse, partial) = unsafe {
             let partial = self.partial.row(0, head, 0, splits * stride);
-            (self.of.out.row(0, head, 0, head_dim), self.of.lse.row(0, head, 0, 1), partial)
+            (self.of.out.row(0, head, 0, value_dim), self.of.lse.row(0, head, 0, 1), partial)
         };
         lse[0] = combine(partial, stride, self.of.problem.beginning(head), out);
     }
 
     fn split(&self, scratch: &mut SplitKvScratch<L::Number>, kv_head: usize, split: usize) {
-        let AttentionDims { heads, kv_heads, head_dim, .. } = self.of.problem.dims;
+        let AttentionDims { heads, kv_heads, head_dim, value_dim, .. } = self.of.problem.dims;
         let group = heads / kv_heads;
         let heads = kv_head * group..(kv_head + 1) * group;
         let keys = split_keys(&self.of.problem, split);
@@ -220,8 +221,8 @@ impl<L: Lanes> SplitKvCall<'_, L> {
             k = (&decayed[..], head_dim);
         }
         let (mut v, mut v_stride) = (self.of.v.rows_from(0, kv_head, keys.start), self.of.v.strides.row);
-        if self.width > head_dim {
-            let (rows, factor, width) = (keys.len(), L::Number::ONE, self.width);
+        if self.width > value_dim {
+            let (rows, head_dim, factor, width) = (keys.len(), value_dim, L::Number::ONE, self.width);
             self.lanes.run(CopyRows { from: v, stride: v_stride, rows, head_dim, factor, to: values, width });
             (v, v_stride) = (values, width);
         }
@@ -351,7 +352,7 @@ impl<L: Lanes> SplitKvCall<'_, L> {
         // the exponent of the query is 0
         tile.set(of_head, &(own..own + 1), keys, own);
         tile.key_factors(self.lanes, (of_head, keys.clone()), Some(DecayedRows { from, stride }), k);
-        (&k[..], self.width)
+        (&k[..], k.len() / SPLIT)
     }
 
     /// A head's table from the distance of the last key of `keys` up to that of the first.

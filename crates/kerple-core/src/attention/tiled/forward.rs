@@ -139,11 +139,11 @@ struct TiledForwardScratch<R> {
     relative_transposed: Vec<R>,
     /// What a tile within its reach adds to scores, `[KEYS, QUERIES]`; empty without one.
     relative: Vec<R>,
-    /// `[KEYS, width]`
+    /// `[KEYS, value_width]`
     v: Vec<R>,
     /// Scores, then their exponentials, `[KEYS, QUERIES]`
     scores_transposed: Vec<R>,
-    /// Sum of exponentials times values so far, `[QUERIES, width]`
+    /// Sum of exponentials times values so far, `[QUERIES, value_width]`
     out: Vec<R>,
     /// Of each query so far.
     row_max: Vec<R>,
@@ -156,6 +156,8 @@ struct TiledForwardScratch<R> {
     dropout: Option<DropoutFactors<R>>,
     /// D rounded up to whole vectors.
     width: usize,
+    /// E rounded up to whole vectors.
+    value_width: usize,
 }
 
 impl<R: Number> TiledForwardScratch<R> {
@@ -163,7 +165,7 @@ impl<R: Number> TiledForwardScratch<R> {
         let by_content = problem.tables().decay_cumsum.is_some();
         let decayed = tables.feature_decay.is_some() || by_content;
         let (head_dim, has_gates) = (problem.dims.head_dim, problem.tables().gate_cumsum.is_some());
-        let width = head_dim.next_multiple_of(L::COUNT);
+        let [width, value_width] = [head_dim, problem.dims.value_dim].map(|dim| dim.next_multiple_of(L::COUNT));
         let rank = problem.relative().map_or(0, |relative| relative.rank);
         let unset = |n| workers::scratch(n);
         TiledForwardScratch {
@@ -179,15 +181,16 @@ impl<R: Number> TiledForwardScratch<R> {
             positions: PositionTile::new(&tables.kernels, false),
             relative_transposed: unset(rank * QUERIES),
             relative: unset(if rank > 0 { KEYS * QUERIES } else { 0 }),
-            v: unset(KEYS * width),
+            v: unset(KEYS * value_width),
             scores_transposed: unset(KEYS * QUERIES),
-            out: unset(QUERIES * width),
+            out: unset(QUERIES * value_width),
             row_max: unset(QUERIES),
             row_sum: unset(QUERIES),
             rescale: unset(QUERIES),
             mask: IntervalMask::new(problem),
             dropout: DropoutFactors::new(problem, KEYS * QUERIES),
             width,
+            value_width,
         }
     }
 }
@@ -372,13 +375,13 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
             from: self.of.v.rows_from(0, tile.kv_head, tile.first_key),
             stride: self.of.v.strides.row,
             rows: tile.keys,
-            head_dim: self.of.problem.dims.head_dim,
+            head_dim: self.of.problem.dims.value_dim,
             factor: L::Number::ONE,
             to: &mut scratch.v,
-            width: scratch.width,
+            width: scratch.value_width,
         });
         let strays = match visibility {
-            TileVisibility::Part => take_stray_rows(&mut scratch.v, scratch.width, tile.keys),
+            TileVisibility::Part => take_stray_rows(&mut scratch.v, scratch.value_width, tile.keys),
             TileVisibility::Nothing | TileVisibility::Everything => Vec::new(),
         };
         let group = if crosses { L::COUNT } else { tile.queries };
@@ -388,7 +391,7 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
         }
         for ((key, row), mask) in strays.iter().flat_map(|stray| scratch.mask.as_ref().map(|mask| (stray, mask))) {
             for query in mask.seeing(*key) {
-                let to = &mut scratch.out[query * scratch.width..][..scratch.width];
+                let to = &mut scratch.out[query * scratch.value_width..][..scratch.value_width];
                 add_stray_row(to, scratch.scores_transposed[key * QUERIES + query], row);
             }
         }
@@ -521,12 +524,12 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
         self.lanes.run(SmallGemm {
             rows: queries,
             inner: keys,
-            columns: scratch.width,
+            columns: scratch.value_width,
             a: StridedMatrix::transposed(&scratch.scores_transposed[from..], QUERIES),
             b: &scratch.v,
-            b_stride: scratch.width,
-            c: &mut scratch.out[from * scratch.width..],
-            c_stride: scratch.width,
+            b_stride: scratch.value_width,
+            c: &mut scratch.out[from * scratch.value_width..],
+            c_stride: scratch.value_width,
             store: if is_first { StoreMode::Overwrite } else { StoreMode::Rescale(&scratch.rescale[from..]) },
         });
     }
@@ -537,7 +540,7 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
         let lse = unsafe { self.of.lse.row(0, head, first_query, queries) };
         for (i, lse) in lse.iter_mut().enumerate() {
             // SAFETY: `out` is checked, and this item alone writes this row.
-            let out = unsafe { self.of.out.row(0, head, first_query + i, self.of.problem.dims.head_dim) };
+            let out = unsafe { self.of.out.row(0, head, first_query + i, self.of.problem.dims.value_dim) };
             if scratch.row_sum[i] == zero {
                 out.fill(zero);
                 *lse = L::Number::NEG_INFINITY;
@@ -545,7 +548,7 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
             }
             *lse = scratch.row_max[i] + scratch.row_sum[i].ln();
             let factor = one / scratch.row_sum[i];
-            self.lanes.run(ScaleRow { to: out, factor, from: &scratch.out[i * scratch.width..] });
+            self.lanes.run(ScaleRow { to: out, factor, from: &scratch.out[i * scratch.value_width..] });
         }
     }
 }

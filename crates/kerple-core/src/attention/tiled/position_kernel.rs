@@ -7,7 +7,8 @@
 //!
 //! `k` is linear in r1, so its derivative is `k / r1`. The others are homogeneous: `r2 dk/dr2 = u k' / p` and
 //! `dk/dp = u k' ln(u) / p`, with p = 1 in the logarithm. So a tile adds up `dz k`, `dz u k'` and `dz u k' ln u`, of numbers that
-//! it has anyway, and the parameters divide the totals once, in f64. A spline adds up `dz min(u, t)` for each knot t.
+//! it has anyway, and the parameters divide the totals once, in f64. A spline adds up `dz min(u, t)` for each knot t, a table
+//! `dz` by entry.
 
 use super::backward::{KEYS, QUERIES};
 use super::gate_cumsum::GateOffsets;
@@ -64,6 +65,17 @@ impl<R: Number> HeadKernel<R> {
                 of_power.for_each(|((slope, &k), &u)| *slope = where_apart(u, -r1 * p * k / ((one + k) * u)));
                 k.iter_mut().zip(u).for_each(|(k, &u)| *k = where_apart(u, -r1 * k.log_1p()));
             }
+            (PositionKernel::Table { entries, grid_exponent }, table) => {
+                let of_grid = R::from_f64(2f64.powi(-grid_exponent));
+                for (k, &u) in k.iter_mut().zip(u) {
+                    let (at, share) = PositionKernel::table_entry(entries, grid_exponent, u.to_f64());
+                    *k = table[at] + R::from_f64(share) * rise(table, at);
+                }
+                for (slope, &u) in slopes.iter_mut().zip(u) {
+                    let (at, _) = PositionKernel::table_entry(entries, grid_exponent, u.to_f64());
+                    *slope = of_grid * rise(table, at);
+                }
+            }
             (_, weights) => {
                 k.fill(R::ZERO);
                 slopes.fill(R::ZERO);
@@ -81,6 +93,12 @@ impl<R: Number> HeadKernel<R> {
     }
 }
 
+/// From an entry of a table to the next; 0 from the last on.
+#[inline(always)]
+fn rise<R: Number>(table: &[R], at: usize) -> R {
+    table.get(at + 1).map_or(R::ZERO, |&next| next - table[at])
+}
+
 /// Numbers that a tile adds up.
 fn sums(kernel: PositionKernel) -> usize {
     kernel.parameters().max(3)
@@ -92,6 +110,7 @@ fn finish(kernel: PositionKernel, parameters: &[f64], sums: &[f64], to: &mut [f6
         (PositionKernel::Log, &[r1, r2], &[a, b, _]) => to.copy_from_slice(&[a / r1, b / r2]),
         (PositionKernel::Power, &[r1, p], &[a, _, c]) => to.copy_from_slice(&[a / r1, c / p]),
         (PositionKernel::Log3, &[r1, r2, p], &[a, b, c]) => to.copy_from_slice(&[a / r1, b / (p * r2), c / p]),
+        (PositionKernel::Table { .. }, _, sums) => to.iter_mut().zip(sums).for_each(|(to, sum)| *to = *sum),
         (_, _, sums) => to.iter_mut().zip(sums).for_each(|(to, sum)| *to = -sum),
     }
 }
@@ -261,6 +280,14 @@ impl<R: Number> SimdKernel<R> for KernelGradient<'_, R> {
                     let knot = R::from_f64(PositionKernel::knot(m));
                     let sum: R = d_z.iter().zip(u).map(|(&d_z, &u)| d_z * at_most(u, knot)).sum();
                     *to += sum.to_f64();
+                }
+            } else if let PositionKernel::Table { entries, grid_exponent } = kernel.kernel {
+                for (&d_z, &u) in d_z.iter().zip(u) {
+                    let (at, share) = PositionKernel::table_entry(entries, grid_exponent, u.to_f64());
+                    to.parameters[at] += d_z.to_f64() * (1.0 - share);
+                    if let Some(next) = to.parameters[..entries].get_mut(at + 1) {
+                        *next += d_z.to_f64() * share;
+                    }
                 }
             } else {
                 to.parameters.iter_mut().zip(sums).for_each(|(to, sum)| *to += lanes.sum(sum).to_f64());

@@ -106,6 +106,52 @@ proptest! {
     }
 }
 
+/// Far distances take what the method has at the cap, of values and derivatives.
+#[test]
+fn capped_distances_are_those_of_the_cap() {
+    let drawn = [0, 2, 3, 8, 9, 10, 40, 63];
+    let others = ending(1).into_iter().map(|encoding| Encoding { reach: None, ..encoding });
+    let weights = ["kerple_bias_weight", "kerple_weight"].map(|kind| Encoding::from(Method::named(kind).unwrap()));
+    for (cap, whole) in others.chain(weights).flat_map(|encoding| [1, 7, 39].map(|cap| (cap, encoding.clone()))) {
+        let capped = Encoding { distance_cap: Some(cap), ..whole.clone() };
+        assert_eq!(capped.check(&GEOMETRY), Ok(()), "{}", capped.label());
+        let raw = capped.initial(&GEOMETRY, 3);
+        let of = |encoding: &Encoding, positions: FormPositions| {
+            let EncodingForm::Table(table) = encoding.form(&GEOMETRY, &raw, positions.clone()) else {
+                panic!("{}", encoding.label())
+            };
+            (table, encoding.table_jacobian(&GEOMETRY, &raw, positions))
+        };
+        // as drawn distances that repeat
+        let clipped: Vec<usize> = (0..50).map(|distance: usize| distance.min(cap)).collect();
+        let (table, jacobian) = of(&whole, FormPositions::from(50));
+        let expected = (table.columns(&clipped), jacobian.columns(50, &clipped));
+        assert_eq!(of(&capped, FormPositions::from(50)), expected, "{}", capped.label());
+        assert_eq!(of(&capped, FormPositions::from(cap + 1)), of(&whole, FormPositions::from(cap + 1)));
+        if let Randomized::Distances = whole.method.positional().randomized() {
+            let positions = || FormPositions { drawn: Some(&drawn), ..FormPositions::from(8) };
+            let clipped: Vec<usize> = drawn.iter().map(|distance| *distance.min(&cap)).collect();
+            let (table, jacobian) = of(&whole, FormPositions::from(64));
+            let expected = (table.columns(&clipped), jacobian.columns(64, &clipped));
+            let randomized = Encoding { randomized: Some(64), ..capped.clone() };
+            assert_eq!(of(&randomized, positions()), expected, "{}", randomized.label());
+        }
+    }
+}
+
+#[test]
+fn what_has_no_distances_to_cap_is_refused() {
+    for (text, why) in [
+        (r#"{"kind":"rotary","distance_cap":8}"#, "`rotary` does not change scores by a table over distances alone"),
+        (r#"{"kind":"dape","distance_cap":8}"#, "`dape` does not change scores by a table over distances alone"),
+        (r#"{"kind":"alibi","distance_cap":8,"reach":9}"#, "their distance has nothing to cap"),
+        (r#"{"kind":"alibi","distance_cap":0}"#, "0 is out of range"),
+    ] {
+        let error = read(text).unwrap_err();
+        assert!(error.contains("`distance_cap`: ") && error.contains(why) && error.contains("remove"), "{error}");
+    }
+}
+
 /// Every method whose scores are more or less than a table of biases.
 #[test]
 fn a_bias_that_is_more_than_a_table_does_not_end() {

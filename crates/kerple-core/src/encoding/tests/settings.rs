@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::encoding::RENAMED;
+use crate::forms::QueryKeyMap;
 
 fn read(text: &str) -> Result<Encoding, String> {
     serde_json::from_str::<Encoding>(text).map_err(|error| error.to_string())
@@ -69,6 +70,13 @@ fn unknown_and_ill_typed_keys_are_refused() {
         (r#"{"kind":"selective_rope","randomized":64}"#, "`randomized`: `selective_rope` cannot be randomized"),
         (r#"{"kind":"rotary_positions","step_max":1}"#, "`step_max`: 1 is out of range, it must be above 1"),
         (r#"{"kind":"rotary_positions","step":"exp","step_min":0.1}"#, "`step_min`: has no effect"),
+        (r#"{"kind":"kerple_positions","grid":2}"#, "`grid`: has no effect"),
+        (r#"{"kind":"kerple_positions","kernel":"table","grid":3}"#, "`grid`: 3 is not a power of 2"),
+        (r#"{"kind":"kerple_positions","kernel":"table","entries":1}"#, "`entries`: 1 is out of range"),
+        (r#"{"kind":"pope","width":0}"#, "`width`: 0 is out of range"),
+        (r#"{"kind":"pope","base":0}"#, "`base`: 0 is out of range"),
+        (r#"{"kind":"fope","train_len":0}"#, "`train_len`: 0 is out of range"),
+        (r#"{"kind":"fope","randomized":64}"#, "`randomized`: `fope` cannot be randomized"),
         (r#"{"kind":"grape_ap","features":0}"#, "`features`: 0 is out of range"),
         (r#"{"kind":"grape_ap","features":7}"#, "`features`: 7 is out of range, it must be even"),
         (r#"{"kind":"grape_ap","window":8,"sink_tokens":4}"#, "`sink_tokens`: `grape_ap` sums a bias over all tokens"),
@@ -223,6 +231,8 @@ fn variants() -> Vec<Encoding> {
         ("selective_rope", &[r#""rank":4"#, r#""base":500"#, r#""bias":false"#, r#""gate":true"#, r#""decay":true"#]),
         ("selective_rope", &[r#""decay":true,"scalar_gate":true"#]),
         ("rotary_positions", &[r#""base":500"#, r#""step":"softplus""#, r#""step_max":3.5"#, r#""step_min":0.5"#]),
+        ("pope", &[r#""base":500"#, r#""width":6"#, r#""clamp_delta":true"#]),
+        ("fope", &[r#""base":500"#, r#""train_len":40"#, r#""zero_pad":false"#]),
         ("grape_ap", &[r#""features":4"#, r#""relative":true"#]),
         ("inkling", &[r#""rank":4"#, r#""reach":9"#, r#""log_scale":{"floor":8,"alpha":0.1}"#]),
         ("bam", &[r#""alpha":1"#, r#""beta":[0,1]"#, r#""theta_mu":0"#, r#""theta_mu":0.5"#]),
@@ -392,6 +402,7 @@ fn a_form_enters_where_its_method_says() {
                 decays: rotation.decay.is_some(),
                 scalar: rotation.decay.is_some_and(|decay| decay.scalar),
             },
+            EncodingForm::QueryKeyMap(map) => Injection::QueryKeyMap { widens: matches!(map, QueryKeyMap::Polar(_)) },
             EncodingForm::RelativeBias(_) => Injection::RelativeBias,
             EncodingForm::PathBias(_) => Injection::PathBias,
             EncodingForm::Code(_) => Injection::Code,

@@ -120,7 +120,15 @@ impl TimedAttention {
         let elements = batch * heads * length * head_dim;
         let with = bias != "none";
         TimedAttention {
-            dims: AttentionDims { batch, heads, kv_heads: heads, queries: length, keys: length, head_dim },
+            dims: AttentionDims {
+                batch,
+                heads,
+                kv_heads: heads,
+                queries: length,
+                keys: length,
+                head_dim,
+                value_dim: head_dim,
+            },
             strides: Strides { batch: heads * length * head_dim, head: length * head_dim, row: head_dim },
             inputs: [1, 2, 3, 4].map(|seed| noise(elements, 4 * draw + seed)),
             bias: with.then(|| log_bias(heads, head_dim, length)),
@@ -150,6 +158,7 @@ impl TimedAttention {
             EncodingForm::Nothing
             | EncodingForm::Absolute(_)
             | EncodingForm::ContentRotation(ContentRotation { decay: None, .. })
+            | EncodingForm::QueryKeyMap(_)
             | EncodingForm::Code(_) => plain,
             EncodingForm::Rotary(rotary) => {
                 TimedAttention { feature_decay: rotary.feature_decay(sizes.head_dim), ..plain }

@@ -78,26 +78,28 @@ pub(super) struct TiledBackwardScratch<R> {
     pub(super) stray_keys: Vec<StrayRow<R>>,
     pub(super) decays: Option<BackwardDecays<R>>,
     pub(super) width: usize,
+    value_width: usize,
 }
 
 impl<R: Number> TiledBackwardScratch<R> {
     pub(super) fn new<L: Lanes<Number = R>>(call: &TiledBackwardSegments<L>, problem: &AttentionProblem<R>) -> Self {
         let (head_dim, queries) = (problem.dims.head_dim, most_queries(problem));
         let has_gates = problem.tables().gate_cumsum.is_some();
-        let width = head_dim.next_multiple_of(L::COUNT);
+        let value_dim = problem.dims.value_dim;
+        let [width, value_width] = [head_dim, value_dim].map(|dim| dim.next_multiple_of(L::COUNT));
         let unset = |n| workers::scratch(n);
         let sums = |wanted: bool| wanted.then(|| DiagonalSums::new(L::COUNT, queries));
         TiledBackwardScratch {
             keys_transposed: unset(head_dim * KEYS),
             keys: unset(KEYS * width),
-            values_transposed: unset(head_dim * KEYS),
+            values_transposed: unset(value_dim * KEYS),
             q: unset(QUERIES * width),
-            d_out: unset(QUERIES * width),
+            d_out: unset(QUERIES * value_width),
             d_q: unset(QUERIES * width),
             weights: unset(QUERIES * KEYS),
             d_scores: unset(QUERIES * KEYS),
             d_k: unset(KEYS * width),
-            d_v: unset(KEYS * width),
+            d_v: unset(KEYS * value_width),
             d_bias: sums(call.d_bias.is_some()),
             d_weight: sums(call.d_weight.is_some()),
             gate_cumsum: [QUERIES, KEYS].map(|tokens| GateOffsets::new(tokens, has_gates)),
@@ -114,6 +116,7 @@ impl<R: Number> TiledBackwardScratch<R> {
             stray_keys: Vec::new(),
             decays: problem.tables().decay_cumsum.map(|_| BackwardDecays::new(head_dim, width)),
             width,
+            value_width,
         }
     }
 }
@@ -125,7 +128,7 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
         let stored = (keys - first_key).min(KEYS);
         let keys = self.problem.length(0).saturating_sub(first_key).min(KEYS); // without padding
         scratch.d_k[..stored * scratch.width].fill(L::Number::ZERO);
-        scratch.d_v[..stored * scratch.width].fill(L::Number::ZERO);
+        scratch.d_v[..stored * scratch.value_width].fill(L::Number::ZERO);
         if keys > 0 {
             self.load_keys(scratch, kv_head, first_key, keys);
             let group = heads / kv_heads;
@@ -231,11 +234,12 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
     }
 
     fn load_keys(&self, scratch: &mut TiledBackwardScratch<L::Number>, kv_head: usize, first_key: usize, keys: usize) {
-        let head_dim = self.problem.dims.head_dim;
+        let AttentionDims { head_dim, value_dim, .. } = self.problem.dims;
         let (k, v) = (&self.saved.k, &self.saved.v);
-        for (view, factor, to) in
-            [(k, self.problem.scale, &mut scratch.keys_transposed), (v, L::Number::ONE, &mut scratch.values_transposed)]
-        {
+        for (view, head_dim, factor, to) in [
+            (k, head_dim, self.problem.scale, &mut scratch.keys_transposed),
+            (v, value_dim, L::Number::ONE, &mut scratch.values_transposed),
+        ] {
             let from = view.rows_from(0, kv_head, first_key);
             self.lanes.run(Transpose { from, stride: view.strides.row, rows: keys, head_dim, factor, to, width: KEYS });
         }
@@ -266,13 +270,15 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
             let keys = self.problem.length(0).saturating_sub(first_key).min(keys);
             self.lanes.run(feature_decay.keys(&mut scratch.d_k, scratch.width, keys));
         }
-        for (view, from, factor) in
-            [(&self.d_k, &scratch.d_k, self.problem.scale), (&self.d_v, &scratch.d_v, L::Number::ONE)]
-        {
+        let AttentionDims { head_dim, value_dim, .. } = self.problem.dims;
+        for (view, dim, from, width, factor) in [
+            (&self.d_k, head_dim, &scratch.d_k, scratch.width, self.problem.scale),
+            (&self.d_v, value_dim, &scratch.d_v, scratch.value_width, L::Number::ONE),
+        ] {
             for key in 0..keys {
                 // SAFETY: the views are checked, and this item alone writes these keys.
-                let to = unsafe { view.row(0, kv_head, first_key + key, self.problem.dims.head_dim) };
-                self.lanes.run(ScaleRow { to, factor, from: &from[key * scratch.width..] });
+                let to = unsafe { view.row(0, kv_head, first_key + key, dim) };
+                self.lanes.run(ScaleRow { to, factor, from: &from[key * width..] });
             }
         }
     }
@@ -339,10 +345,13 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
     }
 
     fn tile(&self, scratch: &mut TiledBackwardScratch<L::Number>, tile: &KeyTile, visibility: TileVisibility) {
-        let head_dim = self.problem.dims.head_dim;
-        for (view, to) in [(&self.saved.q, &mut scratch.q), (&self.saved.d_out, &mut scratch.d_out)] {
+        let AttentionDims { head_dim, value_dim, .. } = self.problem.dims;
+        for (view, head_dim, to, width) in [
+            (&self.saved.q, head_dim, &mut scratch.q, scratch.width),
+            (&self.saved.d_out, value_dim, &mut scratch.d_out, scratch.value_width),
+        ] {
             let from = view.rows_from(0, tile.head, tile.first_query);
-            let (stride, rows, width) = (view.strides.row, tile.queries, scratch.width);
+            let (stride, rows) = (view.strides.row, tile.queries);
             self.lanes.run(CopyRows { from, stride, rows, head_dim, factor: L::Number::ONE, to, width });
         }
         let decayed = self
@@ -386,7 +395,8 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
             mask.clear_hidden([&mut scratch.weights, &mut scratch.d_scores]);
             bias = Some(mask.row_table(bias));
             [stray_queries, stray_gradients] =
-                [&mut scratch.q, &mut scratch.d_out].map(|rows| take_stray_rows(rows, scratch.width, tile.queries));
+                [(&mut scratch.q, scratch.width), (&mut scratch.d_out, scratch.value_width)]
+                    .map(|(rows, width)| take_stray_rows(rows, width, tile.queries));
         }
         let all = tile.queries * KEYS;
         if let Some(dropout) = &scratch.dropout {
@@ -446,14 +456,14 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
 
     /// `weights = q (scale k)^T` and `d_scores = d_out v^T` for some queries and the first `columns` keys.
     fn scores(&self, scratch: &mut TiledBackwardScratch<L::Number>, query: usize, queries: usize, columns: usize) {
-        let width = scratch.width;
-        for (rows, transposed, to) in [
-            (&scratch.q, &scratch.keys_transposed, &mut scratch.weights),
-            (&scratch.d_out, &scratch.values_transposed, &mut scratch.d_scores),
+        let AttentionDims { head_dim, value_dim, .. } = self.problem.dims;
+        for (inner, width, rows, transposed, to) in [
+            (head_dim, scratch.width, &scratch.q, &scratch.keys_transposed, &mut scratch.weights),
+            (value_dim, scratch.value_width, &scratch.d_out, &scratch.values_transposed, &mut scratch.d_scores),
         ] {
             self.lanes.run(SmallGemm {
                 rows: queries,
-                inner: self.problem.dims.head_dim,
+                inner,
                 columns,
                 a: StridedMatrix::row_major(&rows[query * width..], width),
                 b: transposed,
@@ -501,13 +511,14 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
 
     /// `d_k += d_scores^T q` and `d_v += weights^T d_out` for some keys.
     fn d_k_and_d_v(&self, scratch: &mut TiledBackwardScratch<L::Number>, tile: &KeyTile, key: usize, keys: usize) {
-        let (width, query) = (scratch.width, tile.first_query_of(key));
+        let query = tile.first_query_of(key);
         if query == tile.queries {
             return;
         }
-        for (columns, rows, to) in
-            [(&scratch.d_scores, &scratch.q, &mut scratch.d_k), (&scratch.weights, &scratch.d_out, &mut scratch.d_v)]
-        {
+        for (columns, rows, to, width) in [
+            (&scratch.d_scores, &scratch.q, &mut scratch.d_k, scratch.width),
+            (&scratch.weights, &scratch.d_out, &mut scratch.d_v, scratch.value_width),
+        ] {
             self.lanes.run(SmallGemm {
                 rows: keys,
                 inner: tile.queries - query,
@@ -539,11 +550,13 @@ fn add_stray_queries<R: Number>(
     queries: &[StrayRow<R>],
     gradients: &[StrayRow<R>],
 ) {
-    let TiledBackwardScratch { mask: Some(mask), d_scores, weights, d_k, d_v, width, .. } = scratch else { return };
-    for (strays, factors, to) in [(queries, d_scores, d_k), (gradients, weights, d_v)] {
+    let TiledBackwardScratch { mask: Some(mask), d_scores, weights, d_k, d_v, width, value_width, .. } = scratch else {
+        return;
+    };
+    for (strays, factors, to, width) in [(queries, d_scores, d_k, *width), (gradients, weights, d_v, *value_width)] {
         for (query, row) in strays {
             for key in mask.seen(*query).into_iter().flatten() {
-                add_stray_row(&mut to[key * *width..][..*width], factors[query * KEYS + key], row);
+                add_stray_row(&mut to[key * width..][..width], factors[query * KEYS + key], row);
             }
         }
     }

@@ -1,0 +1,72 @@
+"""Maps of queries and keys before their product: rotations by content, PoPE and FoPE."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def turned_by(x: Tensor, angles: Tensor) -> Tensor:
+    """Pairs ``(x[n], x[n + D/2])`` of ``[B, H, L, D]`` turned by these angles in float64, ``[B, H, L, D/2]``."""
+    angles = torch.remainder(angles, math.tau)  # gradients pass; sines of large angles are slow and, on GPUs, inexact
+    return _rotated(x, angles.cos().to(x.dtype), angles.sin().to(x.dtype))
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    low, high = x.chunk(2, -1)
+    return torch.cat([low * cos - high * sin, high * cos + low * sin], -1)
+
+
+def for_each_head(x: Tensor, heads: int) -> Tensor:
+    """Keys or values ``[B, G, K, D]`` repeated for the query heads that read them."""
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
+
+
+def polar(x: Tensor, angles: Tensor) -> Tensor:
+    """The first R features as lengths and angles ``[B or 1, H or 1, L, R]``: ``D + R`` features."""
+    width = angles.shape[-1]
+    lengths = torch.nn.functional.softplus(x[..., :width], threshold=1e3)
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    return torch.cat([lengths * cos, lengths * sin, x[..., width:]], -1)
+
+
+def clamped(delta: Tensor) -> Tensor:
+    """Numbers within [-2 pi, 0]; the gradient passes within and on the border."""
+    value = delta.detach().clamp(-math.tau, 0.0)
+    return value + (delta - delta.detach()) * (value == delta.detach())
+
+
+def mixed(x: Tensor, angles: Tensor, cos_mix: Tensor, sin_mix: Tensor, zero_pad: bool) -> Tensor:
+    """Pairs turned by mixtures ``[H, F, O]`` of the waves of angles ``[B or 1, 1, L, F]``; other pairs stay, or turn
+    by 45 degrees.
+    """
+    others = x.shape[-1] // 2 - cos_mix.shape[-1]
+    pad = lambda made, value: torch.nn.functional.pad(made.to(x.dtype), (0, others), value=value)  # noqa: E731
+    cos, sin = angles.cos() @ cos_mix.to(torch.float64), angles.sin() @ sin_mix.to(torch.float64)
+    return _rotated(x, pad(cos, 1.0), pad(sin, 0.0 if zero_pad else 1.0))
+
+
+def increments(
+    rows: Tensor, weight_in: Tensor, weight_out: Tensor, filters: Tensor, bias: Tensor | None,
+    gate: tuple[Tensor, Tensor] | None, heads: int, before: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """What each token turns the pairs of its heads by, ``[B, H, L, P]``, before rates. ``before`` are the hidden states
+    of the tokens before these.
+    """
+    earlier = 0 if before is None else before.shape[1]
+    rows = rows if before is None else torch.cat([before.to(rows.dtype), rows], 1)
+    parts = rows.unflatten(-1, (heads, -1))
+    normed = (parts / (parts.square().sum(-1, keepdim=True) + 1e-6).sqrt()).flatten(-2)
+    u = normed @ weight_in.to(rows.dtype) @ weight_out.to(rows.dtype)
+    taps = filters.shape[1]
+    padded = torch.nn.functional.pad(u, (0, 0, taps - 1, 0))
+    made = sum(padded[:, w : w + u.shape[1]] * filters[:, w].to(u.dtype) for w in range(taps))
+    if bias is not None:
+        made = made + bias.to(u.dtype).exp()
+    made = made.unflatten(-1, (heads, -1))
+    if gate is not None:
+        weight, own = (x.to(rows.dtype) for x in gate)
+        made = made * torch.sigmoid(normed @ weight + own)[..., None]
+    return made[:, earlier:].transpose(1, 2)
