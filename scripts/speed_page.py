@@ -142,7 +142,7 @@ def measure(rounds, only):
     minutes = round((time.monotonic() - begun) / 60)
     lines = [
         f"Measured at commit {commit} on {datetime.date.today()}, on {machine()}, PyTorch {torch.__version__}, in {minutes}",
-        f"minutes: the median of {rounds} rounds and their range; rows with one number are of one round.",
+        f"minutes: the median of {rounds} rounds and their range; rows with one number were measured once.",
     ]
     for table in dict.fromkeys(row.table for row, _ in found):
         lines += table_lines(table, found, sets)

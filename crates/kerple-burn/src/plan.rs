@@ -2,7 +2,7 @@
 
 use crate::heads::Heads;
 use kerple_core::calculus::exponentials::{Amplitude, ErrorBudget, SumTolerance};
-use kerple_core::forms::AttnTemperature;
+use kerple_core::forms::{AttnTemperature, Normalizer};
 use kerple_core::ops::activation::Activation;
 use serde::{Deserialize, Serialize};
 
@@ -70,6 +70,10 @@ pub struct BlockConfig {
     /// document, counted from 0, for `n = floor`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attn_temperature: Option<AttnTemperature>,
+    /// How logits become weights, see [`Normalizer`]: a name, or for stick-breaking attention a table of its choices,
+    /// `normalizer = { kind = "stick_breaking", attend_current = true }`.
+    #[serde(skip_serializing_if = "Normalizer::is_softmax")]
+    pub normalizer: Normalizer,
     /// The attention sink in the softmax.
     #[serde(skip_serializing_if = "SinkKind::is_default")]
     pub sink: SinkKind,
@@ -132,6 +136,7 @@ impl Default for BlockConfig {
             key_shift: false,
             ssmax: None,
             attn_temperature: None,
+            normalizer: Normalizer::Softmax,
             sink: SinkKind::None,
             attn_softcap: None,
             clip_qkv: None,

@@ -20,7 +20,7 @@ use kerple_burn::plan::{
 };
 use kerple_burn::positional_encoding::PositionalEncoding;
 use kerple_core::encoding::{Encoding, Geometry, Method, fox, t5};
-use kerple_core::forms::AttnTemperature;
+use kerple_core::forms::{AttnTemperature, Normalizer, StickBreaking};
 
 /// A block and an encoding, so that the tables' gradients reach its parameters.
 #[derive(Module, Debug)]
@@ -60,8 +60,10 @@ fn check(plan: &BlockConfig, kind: &str, layer: usize, seed: u64) {
     let fused = run(&both, &x, &up, |both, x| both.forward(x, Impl::Kernel));
     let reference = run(&both, &x, &up, |both, x| both.forward(x, Impl::Reference));
     assert_close(&fused, &reference, &what);
-    let kinked =
-        plan.clip_qkv.is_some() || kind == "dape" || matches!(plan.activation, Activation::Relu | Activation::Relu2);
+    let kinked = plan.clip_qkv.is_some()
+        || kind == "dape"
+        || plan.normalizer == Normalizer::Softpick
+        || matches!(plan.activation, Activation::Relu | Activation::Relu2);
     let step = if kinked { 1e-5 } else { 1e-4 };
     assert_slopes(&both, &x, &up, |both, x| both.forward(x, Impl::Kernel), &fused, step, &what);
     let values: usize =
@@ -102,6 +104,10 @@ fn products_of_choices_equal_their_reference() {
             }
         }
     }
+}
+
+fn stick_breaking(attend_current: bool, remainder: bool) -> Normalizer {
+    Normalizer::StickBreaking(StickBreaking { attend_current, remainder })
 }
 
 /// Whatever becomes of queries, keys and scores.
@@ -148,6 +154,11 @@ fn single_choices_equal_their_reference() {
         BlockConfig { sink: SinkKind::Learned, ..default.clone() },
         BlockConfig { sink: SinkKind::OffByOne, n_kv_heads: Some(2), ..default.clone() },
         BlockConfig { attn_softcap: Some(0.3), ..default.clone() },
+        BlockConfig { normalizer: stick_breaking(false, true), ..default.clone() },
+        BlockConfig { normalizer: stick_breaking(false, false), n_kv_heads: Some(2), ..default.clone() },
+        BlockConfig { normalizer: stick_breaking(true, true), sink: SinkKind::None, ..softened(&default) },
+        BlockConfig { normalizer: Normalizer::Softpick, ..default.clone() },
+        BlockConfig { normalizer: Normalizer::Softpick, sink: SinkKind::None, ..softened(&default) },
         BlockConfig { clip_qkv: Some(0.4), qk_norm: true, ..softened(&default) },
         softened(&default),
         BlockConfig { clip_qkv: Some(0.4), ..default.clone() },

@@ -15,7 +15,7 @@ use kerple_burn::plan::{
 use kerple_burn::positional_encoding::PositionalEncoding;
 use kerple_core::attention::PackedDocuments;
 use kerple_core::encoding::{Encoding, Geometry};
-use kerple_core::forms::AttnTemperature;
+use kerple_core::forms::{AttnTemperature, Normalizer, StickBreaking};
 use std::sync::Arc;
 
 const SIZES: BlockSizes = BlockSizes { d_model: 8, n_heads: 4, head_dim: 6, d_hidden: 6 };
@@ -196,6 +196,39 @@ fn softmax_attention_packs_documents_with_every_encoding() {
             if at != 1 && !one_way {
                 check(&both, packing, true, None, seed + 2, &format!("{what} both ways"));
             }
+        }
+    }
+}
+
+/// Stick-breaking and softpick see the keys of the document, and the remainder is the document's.
+#[test]
+fn other_normalizers_pack_documents() {
+    let stick_breaking =
+        |attend_current, remainder| Normalizer::StickBreaking(StickBreaking { attend_current, remainder });
+    let normalizers = [stick_breaking(false, true), stick_breaking(true, false), Normalizer::Softpick];
+    let encodings = [
+        r#"{"kind":"none"}"#,
+        r#"{"kind":"kerple_log","window":3}"#,
+        r#"{"kind":"rotary"}"#,
+        r#"{"kind":"fox"}"#,
+        r#"{"kind":"kerple_positions"}"#,
+        r#"{"kind":"inkling"}"#,
+        r#"{"kind":"kerple_log","window":2,"sink_tokens":1}"#,
+    ];
+    for (seed, text) in (90..).zip(encodings) {
+        for (at, packing) in packings().iter().enumerate() {
+            let normalizer = normalizers[(seed as usize + at) % 3];
+            // softpick divides by what scores are away from 0, so that small ones would lose digits
+            let plan = BlockConfig { normalizer, attn_scale: Some(4.0), ..BlockConfig::default() };
+            let both = Both::new(text, &plan, seed);
+            check(
+                &both,
+                packing,
+                false,
+                (at == 1).then_some(1e-5),
+                seed,
+                &format!("{normalizer:?} {text} {packing:?}"),
+            );
         }
     }
 }

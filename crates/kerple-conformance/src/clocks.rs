@@ -1,5 +1,5 @@
-//! Cumulative gates, attention sinks and scaling with the length: additive gates of every kind
-//! through every engine, and cumulative sums of a million tokens.
+//! Cumulative gates, attention sinks, other normalisers than softmax and scaling with the length: additive
+//! gates of every kind through every engine, and cumulative sums of a million tokens.
 
 pub(crate) mod engines;
 mod gates;
@@ -13,12 +13,10 @@ use gates::GateInputs;
 use kerple_core::attention::AttentionDims;
 use kerple_core::calculus::geometry::far_share;
 use kerple_core::encoding::{Encoding, Geometry, Method, TableGradient, fox};
-use kerple_core::forms::{AttnTemperature, DistanceTable};
+use kerple_core::forms::{AttnTemperature, DistanceTable, Normalizer, SOFTPICK_EPS, StickBreaking};
 
 /// Methods of the same collection that there is no engine for, by how the names of their cases begin.
-const NOT_BUILT: [(&str, &str); 5] = [
-    ("stick/", "stick-breaking attention"),
-    ("softpick/", "softpick"),
+const NOT_BUILT: [(&str, &str); 3] = [
     ("selective/", "selective attention"),
     ("path/", "accumulated reflections"),
     ("rotary/self_extend", "distances that are grouped"),
@@ -36,7 +34,8 @@ pub fn runner(name: &str) -> Option<CaseRunner> {
     }
     match name.split('/').next()? {
         "ssmax" if name.ends_with("log_clock") => Some(kernels::run),
-        "nope" | "fox" | "cable" | "clock" | "sink" | "ssmax" => Some(run),
+        "stick" if name.ends_with("log_clock") => Some(kernels::run),
+        "nope" | "fox" | "cable" | "clock" | "sink" | "ssmax" | "stick" | "softpick" => Some(run),
         "window" if name == "window/capped_distance" => Some(run),
         "kclock" | "window" if not_built(name).is_none() => Some(kernels::run),
         "long" => Some(long),
@@ -69,6 +68,20 @@ fn by_distance(case: &Case) -> Checked<Option<ReferenceMethod>> {
     }
 }
 
+/// How the logits of a case become weights.
+fn normalizer(case: &Case) -> Checked<Normalizer> {
+    let choice = |key: &str| case.setting(key).as_bool().ok_or_else(|| format!("`{key}` is neither true nor false"));
+    match case.id().split('/').next() {
+        Some("stick") => Ok(Normalizer::StickBreaking(StickBreaking {
+            attend_current: choice("attend_current")?,
+            remainder: choice("remainder")?,
+        })),
+        Some("softpick") if case.number("eps")? != SOFTPICK_EPS => Err(format!("eps is not {SOFTPICK_EPS}")),
+        Some("softpick") => Ok(Normalizer::Softpick),
+        _ => Ok(Normalizer::Softmax),
+    }
+}
+
 /// Attention with additive gates, sinks, scalable softmax and tables over distances.
 pub(crate) fn run(case: &Case) -> CaseResult {
     let inputs = case.attention()?;
@@ -92,6 +105,7 @@ pub(crate) fn run(case: &Case) -> CaseResult {
         }),
         gates: gates.as_ref().map(GateInputs::values),
         sinks,
+        normalizer: normalizer(case)?,
         slopes: case.keys("params").any(|key| key == "sm").then(|| case.param("sm")).transpose()?,
         temperature: match case.id() {
             "ssmax/temperature" => Some(AttnTemperature { floor: case.number("n0")?, alpha: case.number("alpha")? }),
@@ -132,9 +146,9 @@ fn compare(engine: GatedEngine, named: Vec<(String, Vec<f64>)>, case: &Case) -> 
 
 impl GatedOutput {
     fn named(&self, given: &GatedAttention) -> Vec<(String, Vec<f64>)> {
-        let GatedOutput { out, d_q, d_k, d_v, d_sinks, d_slopes, .. } = self;
+        let GatedOutput { out, d_q, d_k, d_v, d_sinks, d_slopes, remainders, .. } = self;
         let all = [("out", Some(out)), ("grad_q", Some(d_q)), ("grad_k", Some(d_k)), ("grad_v", Some(d_v))];
-        let own = [("grad_sigma", d_sinks.as_ref()), ("grad_sm", d_slopes.as_ref())];
+        let own = [("grad_sigma", d_sinks.as_ref()), ("grad_sm", d_slopes.as_ref()), ("rem", remainders.as_ref())];
         let clocks =
             given.gates.as_ref().map(|gates| kerple_core::ops::gate_cumsum::of_gates(gates, given.inputs.dims.keys));
         let values = all.into_iter().chain(own).filter_map(|(name, values)| Some((name.to_owned(), values?.clone())));

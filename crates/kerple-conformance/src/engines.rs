@@ -26,6 +26,8 @@ pub(crate) fn to_f64<T: Number>(values: Vec<T>) -> Vec<f64> {
 /// Attention and the gradients in whatever a problem has.
 pub(crate) struct ForwardBackward<T> {
     pub(crate) out: Vec<T>,
+    /// `[B, H, Q]`
+    pub(crate) lse: Vec<T>,
     pub(crate) d_q: Vec<T>,
     pub(crate) d_k: Vec<T>,
     pub(crate) d_v: Vec<T>,
@@ -56,6 +58,7 @@ pub(crate) fn forward_backward<T: Number>(
     };
     let mut found = ForwardBackward {
         out: room(d_out),
+        lse: vec![T::ZERO; batch * heads * queries],
         d_q: room(q),
         d_k: room(k),
         d_v: room(v),
@@ -68,11 +71,10 @@ pub(crate) fn forward_backward<T: Number>(
             .positions
             .map(|of| [of.positions.values, of.parameters].map(|values| vec![0.0; values.len()])),
     };
-    let mut lse = vec![T::ZERO; batch * heads * queries];
     let view = |data, strides| View { data, strides };
     let (q, k, v) = (view(q, of_queries), view(k, of_keys), view(v, of_values));
     let forward = if fused { attention::forward::<T> } else { naive::forward::<T> };
-    forward(problem, q, k, v, ViewMut::new(&mut found.out, of_out), &mut lse);
+    forward(problem, q, k, v, ViewMut::new(&mut found.out, of_out), &mut found.lse);
     let gradients = AttentionGradients {
         d_q: ViewMut::new(&mut found.d_q, of_queries),
         d_k: ViewMut::new(&mut found.d_k, of_keys),
@@ -90,7 +92,7 @@ pub(crate) fn forward_backward<T: Number>(
         d_relative: None,
         d_path: None,
     };
-    let saved = AttentionSaved { q, k, v, out: view(&found.out, of_out), lse: &lse, d_out: view(d_out, of_out) };
+    let saved = AttentionSaved { q, k, v, out: view(&found.out, of_out), lse: &found.lse, d_out: view(d_out, of_out) };
     let backward = if fused { attention::backward::<T> } else { naive::backward::<T> };
     backward(problem, saved, gradients);
     found

@@ -120,6 +120,7 @@ impl ReferenceLayer {
         let problem = AttentionProblem {
             dims: self.inputs.dims,
             scale: T::from_f64((self.inputs.dims.head_dim as f64).sqrt().recip()),
+            normalizer: kerple_core::forms::Normalizer::Softmax,
             softcap: None,
             sinks: None,
             mask: Mask::causal(self.encoding.window, self.encoding.sink_tokens.unwrap_or(0)),

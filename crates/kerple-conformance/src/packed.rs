@@ -338,6 +338,7 @@ impl PackedCase {
         let problem = AttentionProblem {
             dims: self.dims,
             scale: T::from_f64(self.scale),
+            normalizer: kerple_core::forms::Normalizer::Softmax,
             softcap: None,
             sinks: sinks.as_deref(),
             mask: self.mask,

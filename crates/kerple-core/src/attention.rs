@@ -1,5 +1,6 @@
 //! Exact attention: `softmax(z) v`, where `z` is computed from `s = scale * q.k` by distance tables
-//! or by a score modification of all heads.
+//! or by a score modification of all heads. With distance tables, another [`Normalizer`] may take the
+//! place of the softmax.
 //!
 //! Query `i` of `Q` is at absolute position `K - Q + i` and attends to the keys that its attention
 //! mask ([`Mask`]) allows, by the distance `d = K - Q + i - j`. A row without visible keys gives
@@ -43,7 +44,10 @@ mod softcap;
 mod tests;
 pub mod tiled;
 
-pub use crate::forms::{LearnedPositions, Mask, PathBias, PositionKernel, RelativeBias, ScoreTable, ScoreTransform};
+pub use crate::forms::{
+    LearnedPositions, Mask, Normalizer, PathBias, PositionKernel, RelativeBias, ScoreTable, ScoreTransform,
+    StickBreaking,
+};
 pub use crate::tiles::{Strides, View, ViewMut};
 pub(crate) use compiled::CompiledEngines;
 pub use documents::{DocumentSegment, PackedDocuments, PackingError};

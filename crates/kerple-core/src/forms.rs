@@ -5,6 +5,7 @@
 //! * [`Absolute`] enters once, at the embeddings; [`Rotary`] turns queries and keys in every layer.
 //! * [`DistanceTable`] and [`ScoreMod`] (a score modification) change scores between the product
 //!   and the softmax: an engine takes one of them as [`ScoreTransform`], with an attention [`Mask`].
+//! * A [`Normalizer`] is how the logits of a row become its weights. It is a choice of the layer, not of a method.
 //! * [`ForgetGates`] are computed from a layer's own rows; their cumulative sums enter scores in addition
 //!   to tables.
 //! * [`LearnedPositions`] are running sums of steps that a layer computes from its own rows; a kernel of their differences
@@ -19,10 +20,12 @@ use crate::ops::gate_cumsum::GateMap;
 use serde::{Deserialize, Serialize};
 
 mod code;
+mod normalizer;
 mod position_kernel;
 mod scores;
 
 pub use code::{CodeForm, CodeKind, DrawnCode};
+pub use normalizer::{Normalizer, SOFTPICK_EPS, StickBreaking};
 pub use position_kernel::{LearnedPositions, PositionKernel};
 pub use scores::{
     PathBias, RelativeBias, ScoreBlock, ScoreDependency, ScoreMod, ScoreModGradients, ScoreTable, ScoreTransform,

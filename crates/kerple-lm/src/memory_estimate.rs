@@ -168,7 +168,10 @@ impl Plan {
         let branches = if convolves { 4 * m } else { 0 };
         let attention = (model.n_layers * 6 * m + all.iter().copied().map(attention_width).sum::<usize>())
             .saturating_sub(model.n_layers * attention_width(model.shared_heads()));
-        let a_token = attention + model.n_layers * (branches + hidden) + heads + 10 * m + 2 * f + prepared;
+        // what the backward of stick-breaking attention passes on from tile to tile
+        let most_heads = all.iter().map(|heads| heads.heads).max().unwrap_or(0);
+        let carried = if model.block.normalizer.stick_breaking().is_some() { 3 * most_heads } else { 0 };
+        let a_token = attention + model.n_layers * (branches + hidden) + heads + 10 * m + 2 * f + prepared + carried;
         let saving = bytes(&[3, self.parameters]);
         let evaluation = match self.train.eval_interval {
             0 => 0,

@@ -86,6 +86,10 @@ fn every_key_changes_the_plan() {
         "model.block.attn_temperature={ floor = 64.0, alpha = 0.2 }",
         "model.block.sink=off_by_one",
         "model.block.sink=learned",
+        "model.block.normalizer=stick_breaking",
+        "model.block.normalizer={ kind = \"stick_breaking\", attend_current = true }",
+        "model.block.normalizer={ kind = \"stick_breaking\", remainder = false }",
+        "model.block.normalizer=softpick",
         "model.block.attn_softcap=50.0",
         "model.padded_vocab_size=300",
         "model.block.tie_embeddings=true",
@@ -287,6 +291,9 @@ fn mistakes_are_named() {
         ("model.block.norm_eps=nan", "norm_eps"),
         ("model.block.dropout=1.0", "dropout"),
         ("model.block.init=zero", "zero"),
+        ("model.block.normalizer=sparsemax", "unknown normalizer `sparsemax`, expected one of `softmax`"),
+        ("model.block.normalizer={ kind = \"softpick\", remainder = true }", "unknown field `remainder`"),
+        ("model.block.normalizer={ remainder = true }", "expected a name or a table with `kind`"),
         ("model.block.clip_qkv=0.0", "clip_qkv"),
         ("model.block.attn_scale=inf", "attn_scale"),
         ("model.pooling=cls", "model.pooling"),
@@ -370,6 +377,7 @@ fn what_gpus_have_no_kernel_for_is_named() {
     let refused = plan(&[first, "data.task=even_pairs"]).unwrap_err().to_string();
     assert!(refused.contains("encoding.sink_tokens: the window of an encoder does not support"), "{refused}");
     assert_eq!(composed(&["model.block.attn_softcap=30", "model.block.sink=learned"]), "");
+    assert_eq!(composed(&["model.block.normalizer=softpick"]), "the normalizer softpick");
     let linear = "model.block.attention={ linear = { feature_map = \"elu\" } }";
     let exact = "model.layers.exact={ at = [1], encoding = \"cope\", attention = \"softmax\" }";
     assert_eq!(composed(&[linear, exact]), "the score map of cope");
@@ -441,4 +449,80 @@ fn every_renamed_key_of_a_file_is_in_the_hint() {
                 `residual = \"post\"` is now `residual = \"post_ln\"`, `count` is now `n_features`, \
                 `threshold` is now `init_l`, `taps` is now `kernel_size`";
     assert!(error.to_string().contains("old.toml") && error.hint() == hint, "{error}: {}", error.hint());
+}
+
+/// Each refusal names its key, and the plan is accepted once its hint is followed.
+#[test]
+fn normalizers_refuse_what_they_do_not_support() {
+    let stick = "model.block.normalizer=stick_breaking";
+    for (overrides, key, says, fixes) in [
+        (
+            &[stick, "model.block.sink=learned"][..],
+            "model.block.sink",
+            "does not support an attention sink",
+            &[&["model.block.sink=none"][..], &["model.block.normalizer=softmax"]][..],
+        ),
+        (
+            &["model.block.normalizer=softpick", "model.block.sink=off_by_one"],
+            "model.block.sink",
+            "`softpick` does not support an attention sink",
+            &[&["model.block.sink=none"]],
+        ),
+        (
+            &[stick, "encoding.kind=cope"],
+            "model.block.normalizer",
+            "does not support cope-shared: its scores depend on other keys or heads",
+            &[&["model.block.normalizer=softmax"], &["encoding.kind=kerple_log"]],
+        ),
+        (
+            &[stick, "encoding.kind=fire"],
+            "model.block.normalizer",
+            "does not support fire",
+            &[&["encoding.kind=kerple_log"]],
+        ),
+        (
+            &[stick, "encoding.kind=dape"],
+            "model.block.normalizer",
+            "does not support dape",
+            &[&["encoding.kind=kerple_log"]],
+        ),
+        (
+            &[stick, "encoding.kind=grape_ap"],
+            "model.block.normalizer",
+            "does not support grape_ap",
+            &[&["encoding.kind=kerple_log"]],
+        ),
+        (
+            &[stick, "data.task=even_pairs"],
+            "model.block.normalizer",
+            "defined for causal attention only, but an encoder attends in both directions",
+            &[&["model.block.normalizer=softmax"], &["model.block.normalizer=softpick"]],
+        ),
+        (
+            &[stick, "encoding.kind=none", "model.block.attention={ linear = { feature_map = \"elu\" } }"],
+            "model.block.normalizer",
+            "linear attention does not support this key",
+            &[&["model.block.normalizer=softmax"]],
+        ),
+        (
+            &[stick, "model.layers.a={ at = [0], encoding = \"cope\" }"],
+            "model.block.normalizer",
+            "does not support cope",
+            &[&["model.block.normalizer=softmax"]],
+        ),
+    ] {
+        let refused = plan(overrides).expect_err(says).to_string();
+        assert!(refused.contains(&format!("{key}: ")) && refused.contains(says), "{refused}");
+        for fix in fixes {
+            plan(&[overrides, fix].concat()).unwrap_or_else(|error| panic!("{overrides:?} {fix:?}: {error}"));
+        }
+    }
+    for encoding in
+        ["kerple_log", "kerple_positions", "fox", "rotary", "xpos", "wall", "inkling", "selective_rope", "t5"]
+    {
+        for normalizer in ["stick_breaking", "softpick"] {
+            let keys = [format!("encoding.kind={encoding}"), format!("model.block.normalizer={normalizer}")];
+            plan(&keys.each_ref().map(String::as_str)).unwrap_or_else(|error| panic!("{keys:?}: {error}"));
+        }
+    }
 }

@@ -4,10 +4,12 @@ use crate::common::{IDS, decoder, encoding, logits, maps, patterns, plan, plan_w
 use kerple_burn::implementation::Impl;
 use kerple_burn::plan::{AttentionKind, BlockConfig, LinearAttentionConfig, ResidualKind, SinkKind};
 use kerple_core::encoding::Encoding;
-use kerple_core::forms::AttnTemperature;
+use kerple_core::forms::{AttnTemperature, Normalizer, StickBreaking};
 use kerple_lm::config::TrainConfig;
 use kerple_lm::forward_context::ForwardContext;
 use kerple_lm::model::{Decoder, Sequence, TokenBatch};
+
+const STICK_BREAKING: Normalizer = Normalizer::StickBreaking(StickBreaking { attend_current: false, remainder: true });
 
 fn models() -> Vec<(String, Decoder)> {
     let train = TrainConfig::default;
@@ -28,6 +30,8 @@ fn models() -> Vec<(String, Decoder)> {
             qk_norm: true,
             ..BlockConfig::default()
         },
+        BlockConfig { n_kv_heads: Some(1), normalizer: STICK_BREAKING, ..BlockConfig::default() },
+        BlockConfig { qk_norm: true, normalizer: Normalizer::Softpick, ..BlockConfig::default() },
         BlockConfig { attention: AttentionKind::Linear(LinearAttentionConfig::default()), ..BlockConfig::default() },
     ];
     let with = |block: BlockConfig| (format!("{block:?}"), of(&plan_with(&encoding("kerple_log"), train(), block)));

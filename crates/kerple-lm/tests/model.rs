@@ -5,7 +5,7 @@ use kerple_burn::implementation::Impl;
 use kerple_burn::ops::activation::Activation;
 use kerple_burn::plan::{BlockConfig, EmbeddingDropout, InitKind, NormKind, ResidualKind, SinkKind};
 use kerple_core::encoding::{Encoding, METHODS, Method, ParameterShare};
-use kerple_core::forms::AttnTemperature;
+use kerple_core::forms::{AttnTemperature, Normalizer, StickBreaking};
 use kerple_lm::config::{ModelConfig, Preset, RunConfig, TrainConfig};
 use kerple_lm::forward_context::ForwardContext;
 use kerple_lm::model::{Decoder, TokenBatch};
@@ -228,6 +228,10 @@ fn layers_start_alike_only_where_they_share() {
     assert!(shared == same && shared == own && own != other);
 }
 
+fn stick_breaking(attend_current: bool, remainder: bool) -> Normalizer {
+    Normalizer::StickBreaking(StickBreaking { attend_current, remainder })
+}
+
 /// The families that other decoders come in.
 fn families() -> Vec<BlockConfig> {
     let default = BlockConfig::default();
@@ -250,6 +254,9 @@ fn families() -> Vec<BlockConfig> {
             qk_norm: true,
             ..bare.clone()
         },
+        BlockConfig { normalizer: stick_breaking(false, true), n_kv_heads: Some(1), ..bare.clone() },
+        BlockConfig { normalizer: stick_breaking(true, false), ssmax: Some(0.4), qk_norm: true, ..bare.clone() },
+        BlockConfig { normalizer: Normalizer::Softpick, qk_norm: true, ..bare.clone() },
         BlockConfig { norm: NormKind::Rms, glu: true, n_kv_heads: Some(1), activation: Activation::Silu, ..bare },
     ]
 }

@@ -12,7 +12,7 @@ use kerple_core::attention::{
     ScoreTable, ScoreTransform, View,
 };
 use kerple_core::encoding::MOST_SINK_TOKENS;
-use kerple_core::forms::{ScoreMod, Sides, Strided};
+use kerple_core::forms::{Normalizer, ScoreMod, Sides, Strided};
 use kerple_core::score_mods::ScoreModExtent;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -511,6 +511,7 @@ impl<'a, T: Number + Element> TypedArrays<'a, T> {
             scale,
             softcap: cap,
             sinks,
+            normalizer: Normalizer::Softmax,
             mask,
             lengths,
             documents,

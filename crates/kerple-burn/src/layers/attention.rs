@@ -12,7 +12,7 @@ use crate::ops::{ResidualBase, content_rotation, linear, linear_attention, norm,
 use crate::plan::{BlockConfig, BlockSizes, ResidualKind, SinkKind};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
-use kerple_core::forms::AttnTemperature;
+use kerple_core::forms::{AttnTemperature, Normalizer};
 use rand::Rng;
 
 /// A sequence in one layer.
@@ -57,6 +57,8 @@ pub struct SelfAttention {
     #[module(skip)]
     softcap: Option<f64>,
     #[module(skip)]
+    normalizer: Normalizer,
+    #[module(skip)]
     sink: SinkKind,
     #[module(skip)]
     clamp: Option<f64>,
@@ -88,6 +90,7 @@ impl SelfAttention {
             scale: scale / divisor,
             norm_epsilon: plan.norm_eps,
             softcap: plan.attn_softcap,
+            normalizer: plan.normalizer,
             sink: plan.sink,
             clamp: plan.clip_qkv,
             temperature: plan.attn_temperature,
@@ -140,7 +143,7 @@ impl SelfAttention {
             SinkKind::OffByOne => Some(one()),
             SinkKind::Learned => self.sinks.as_ref().map(Param::val),
         };
-        Scoring { scale: self.scale, softcap: self.softcap, sinks }
+        Scoring { scale: self.scale, softcap: self.softcap, sinks, normalizer: self.normalizer }
     }
 
     /// `[B, L, M]` to `[B, L, M]`.

@@ -1,5 +1,5 @@
-//! Exact attention on queries, keys and values: `softmax(scale q.k weight[d] + bias[d]) v`, or with a map of all heads, with
-//! the gradients of tables and maps.
+//! Exact attention on queries, keys and values: `softmax(scale q.k weight[d] + bias[d]) v`, or with a map of all heads, or with
+//! another normaliser than softmax, with the gradients of tables and maps.
 
 mod cumsum;
 #[cfg(feature = "cube")]
@@ -34,7 +34,7 @@ use kerple_core::attention::{
     self, AttentionDims, AttentionGradients, AttentionProblem, LearnedPositions, PackedDocuments, PathGradients,
     PositionGradients, PositionKernel, RelativeGradients, Strides, View, ViewMut,
 };
-use kerple_core::forms::{PathBias, RelativeBias, ScoreTable, ScoreTransform, Strided};
+use kerple_core::forms::{Normalizer, PathBias, RelativeBias, ScoreTable, ScoreTransform, Strided};
 use kerple_core::ops::zeros;
 use kerple_core::score_mods::{ScoreModExtent, ScoreModSpec};
 use reference::shifted;
@@ -55,11 +55,13 @@ pub struct Scoring {
     pub softcap: Option<f64>,
     /// The attention sink: an extra logit per head without a value, `[H]`.
     pub sinks: Option<Tensor<1>>,
+    /// How logits become weights; another one than softmax without sinks, score modifications and biases over paths.
+    pub normalizer: Normalizer,
 }
 
 impl From<f64> for Scoring {
     fn from(scale: f64) -> Scoring {
-        Scoring { scale, softcap: None, sinks: None }
+        Scoring { scale, softcap: None, sinks: None, normalizer: Normalizer::Softmax }
     }
 }
 
@@ -75,7 +77,7 @@ pub fn attention(
     implementation: Impl,
 ) -> Tensor<4> {
     let scoring = scoring.into();
-    if !implementation.has_kernel(kernels::of([&q, &k, &v], context), &q) {
+    if !implementation.has_kernel(kernels::of([&q, &k, &v], &scoring, context), &q) {
         // chunks of queries take no documents, and values as wide as queries
         #[cfg(feature = "cube")]
         if context.relative.is_none()
@@ -156,6 +158,7 @@ pub(crate) struct ScoreInputs {
     scale: f64,
     softcap: Option<f64>,
     sinks: Option<usize>,
+    normalizer: Normalizer,
     /// Of cumulative gates that are learned positions.
     kernel: Option<(PositionKernel, usize)>,
     mask: AttentionMask,
@@ -231,7 +234,7 @@ impl ScoreInputs {
         keys: usize,
         inputs: &mut OpInputs,
     ) -> ScoreInputs {
-        let Scoring { scale, softcap, sinks } = scoring;
+        let Scoring { scale, softcap, sinks, normalizer } = scoring;
         let bias = match bias {
             AttentionBias::None | AttentionBias::Table { .. } => {
                 BiasInputs::Tables(bias.tables().map(|table| inputs.add_some(table.cloned())))
@@ -242,7 +245,8 @@ impl ScoreInputs {
                 BiasInputs::ScoreMod(kind.clone(), inputs.add(numbers(kind, bias, own.as_ref(), extent)))
             }
         };
-        ScoreInputs { bias, scale, softcap, sinks: inputs.add_some(sinks), kernel: None, mask: mask.clone() }
+        let (sinks, mask) = (inputs.add_some(sinks), mask.clone());
+        ScoreInputs { bias, scale, softcap, sinks, normalizer, kernel: None, mask }
     }
 
     /// The same where cumulative gates are learned positions.
@@ -258,7 +262,7 @@ impl ScoreInputs {
         kernel: Option<&KernelTensors>,
         keys: usize,
     ) -> (ScoreInputs, Vec<HostArray>) {
-        let Scoring { scale, softcap, sinks } = scoring;
+        let Scoring { scale, softcap, sinks, normalizer } = scoring;
         let mut arrays = Vec::new();
         let mut add = |array| {
             arrays.push(array);
@@ -276,7 +280,8 @@ impl ScoreInputs {
         };
         let sinks = sinks.as_ref().map(|sinks| add(on_host(sinks.clone())));
         let kernel = kernel.map(|of| (of.kernel, add(on_host(of.parameters.clone()))));
-        (ScoreInputs { bias, scale: *scale, softcap: *softcap, sinks, kernel, mask: mask.clone() }, arrays)
+        let (scale, softcap, normalizer, mask) = (*scale, *softcap, *normalizer, mask.clone());
+        (ScoreInputs { bias, scale, softcap, sinks, normalizer, kernel, mask }, arrays)
     }
 
     /// The documents of the sequences, where those consist of several.
@@ -411,7 +416,8 @@ impl ScoreInputs {
         let (mask, intervals, dropout) = (*pattern, None, None);
         let problem =
             AttentionProblem { mask, lengths, documents, intervals, evicted, ..AttentionProblem::causal(dims, scale) };
-        f(&AttentionProblem { softcap, sinks, dropout, scores, ..problem });
+        let normalizer = self.normalizer;
+        f(&AttentionProblem { softcap, sinks, normalizer, dropout, scores, ..problem });
     }
 
     /// What is by distance, of these heads.
@@ -443,7 +449,7 @@ pub(crate) fn strided_by_keys(gate_cumsum: &Option<Vec<f64>>, dims: AttentionDim
 #[derive(Clone, Copy)]
 pub(crate) struct AttentionOutput<'a, T> {
     pub(crate) out: View<'a, T>,
-    /// Log-sum-exp, `[B, H, Q]`.
+    /// Log-sum-exp, or what another normaliser has in its place, `[B, H, Q]`.
     pub(crate) lse: &'a [T],
     pub(crate) d_out: View<'a, T>,
 }

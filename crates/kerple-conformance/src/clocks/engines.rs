@@ -11,7 +11,7 @@ use kerple_core::Number;
 use kerple_core::attention::{
     self, AttentionDims, AttentionProblem, ScoreTable, ScoreTransform, Strides, View, ViewMut, naive,
 };
-use kerple_core::forms::{AttnTemperature, DistanceTable, Strided};
+use kerple_core::forms::{AttnTemperature, DistanceTable, Normalizer, StickBreaking, Strided};
 use kerple_core::ops::gate_cumsum;
 use kerple_core::ops::heads::{self, HeadLayout, ScalableSoftmax};
 
@@ -86,6 +86,7 @@ pub struct GatedAttention {
     pub gates: Option<Vec<f64>>,
     /// `[H]`
     pub sinks: Option<Vec<f64>>,
+    pub normalizer: Normalizer,
     /// Of the growth of queries with the keys they see, `[H]`.
     pub slopes: Option<Vec<f64>>,
     /// A factor of queries by position.
@@ -103,6 +104,8 @@ pub struct GatedOutput {
     pub d_gates: Option<Vec<f64>>,
     pub d_sinks: Option<Vec<f64>>,
     pub d_slopes: Option<Vec<f64>>,
+    /// Of stick-breaking attention, `[B, H, L]`.
+    pub remainders: Option<Vec<f64>>,
 }
 
 impl GatedAttention {
@@ -158,7 +161,8 @@ impl GatedAttention {
             ..ScoreTable::PLAIN
         };
         let plain = AttentionProblem::causal(self.inputs.dims, T::from_f64(self.scale));
-        let problem = AttentionProblem { sinks: sinks.as_deref(), scores: ScoreTransform::Table(table), ..plain };
+        let (sinks, normalizer, scores) = (sinks.as_deref(), self.normalizer, ScoreTransform::Table(table));
+        let problem = AttentionProblem { sinks, normalizer, scores, ..plain };
         let found = forward_backward(&problem, [strides; 4], [&q, &k, &v, &d_out], 0, fused);
         let dense = |x: Vec<T>| turned(&to_f64(x), [len, heads, head_dim]);
         GatedOutput {
@@ -171,6 +175,7 @@ impl GatedAttention {
             d_gates: found.d_clocks.map(|d_clocks| gate_cumsum::of_gates_backward(&d_clocks, len)),
             d_sinks: found.d_sinks.map(to_f64),
             d_slopes: None,
+            remainders: self.normalizer.stick_breaking().map(|_| to_f64(found.lse)),
         }
     }
 
@@ -189,7 +194,15 @@ impl GatedAttention {
             _ => AttentionBias::Table { bias: bias.clone(), weight: weight.clone() },
         };
         let context = ScoreContext { bias: of_distance, gates: gates.clone(), ..ScoreContext::default() };
-        let scoring = Scoring { sinks: sinks.clone(), ..Scoring::from(self.scale) };
+        let scoring = Scoring { sinks: sinks.clone(), normalizer: self.normalizer, ..Scoring::from(self.scale) };
+        // what weights without the remainder leave of 1
+        let remainders = self.normalizer.stick_breaking().map(|choices| {
+            let normalizer = Normalizer::StickBreaking(StickBreaking { remainder: false, ..choices });
+            let scoring = Scoring { normalizer, ..Scoring::from(self.scale) };
+            let ones = v.clone().detach().ones_like();
+            let sums = attention(q.clone(), k.clone(), ones, scoring, &context, implementation);
+            numbers(sums.narrow(3, 0, 1)).into_iter().map(|sum| 1.0 - sum).collect()
+        });
         let out = attention(q.clone(), k.clone(), v.clone(), scoring, &context, implementation);
         let gradients = (out.clone() * d_out.detach()).sum().backward();
         let of = |x: &Tensor<4>| x.grad(&gradients).map(numbers).unwrap_or_default();
@@ -203,6 +216,7 @@ impl GatedAttention {
             d_gates: gates.and_then(|gates| gates.grad(&gradients)).map(numbers),
             d_sinks: sinks.and_then(|sinks| sinks.grad(&gradients)).map(numbers),
             d_slopes: None,
+            remainders,
         }
     }
 }

@@ -57,7 +57,8 @@ impl GateInputs {
         let of_kind = |sign: f64| Ok(Some(GateInputs::Logits { a: read("a", &tokens)?, sign }));
         match case.id() {
             "nope/plain" | "sink/plain" | "sink/softmax1" | "ssmax/plain" | "ssmax/temperature" => Ok(None),
-            "window/capped_distance" => Ok(None),
+            "window/capped_distance" | "softpick/plain" => Ok(None),
+            name if name.starts_with("stick/") => Ok(None),
             name if name.starts_with("positions/") => Ok(None),
             "sink/fox" | "clock/with_table" | "clock/with_weight" => of_kind(1.0),
             name if name.starts_with("fox/") => of_kind(1.0),

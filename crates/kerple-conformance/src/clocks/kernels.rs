@@ -1,20 +1,20 @@
 //! Kernels of learned positions: steps as they stand or made of logits, through every engine; and one query after another.
 
-use super::compare;
 use super::engines::{GatedEngine, numbers, tensor, with_growth};
+use super::{compare, normalizer};
 use crate::case::{AttentionInputs, Case};
 use crate::engines::{cast, forward_backward, to_f64};
 use crate::{CaseComparison, CaseResult, Checked};
 use burn::tensor::{Device, Tensor};
 use kerple_burn::attention_context::{AttentionMask, KernelTensors, ScoreContext};
 use kerple_burn::implementation::Impl;
-use kerple_burn::ops::attention::attention;
+use kerple_burn::ops::attention::{Scoring, attention};
 use kerple_core::Number;
 use kerple_core::attention::{
     self, AttentionDims, AttentionProblem, LearnedPositions, Mask, PositionKernel, ScoreTable, ScoreTransform, Strides,
     View, ViewMut, naive,
 };
-use kerple_core::forms::Strided;
+use kerple_core::forms::{Normalizer, Strided};
 use kerple_core::ops::gate_cumsum::{self, GateMap};
 use serde_json::json;
 
@@ -26,6 +26,7 @@ struct PositionedAttention {
     inputs: AttentionInputs,
     scale: f64,
     mask: Mask,
+    normalizer: Normalizer,
     kernel: PositionKernel,
     /// Of each parameter, `[H]` or `[H, M]`.
     names: &'static [&'static str],
@@ -121,6 +122,7 @@ pub fn run(case: &Case) -> CaseResult {
         inputs,
         scale: case.number("scale")?,
         mask: mask(case)?,
+        normalizer: normalizer(case)?,
         kernel,
         names,
         parameters,
@@ -254,7 +256,8 @@ impl PositionedAttention {
             ..ScoreTable::PLAIN
         };
         let plain = AttentionProblem::causal(self.inputs.dims, T::from_f64(self.scale));
-        let problem = AttentionProblem { mask: self.mask, scores: ScoreTransform::Table(table), ..plain };
+        let (mask, normalizer, scores) = (self.mask, self.normalizer, ScoreTransform::Table(table));
+        let problem = AttentionProblem { mask, normalizer, scores, ..plain };
         let found = forward_backward(&problem, [strides; 4], rows.each_ref().map(|x| &x[..]), 0, fused);
         let [d_positions, d_parameters] = found.d_positions.expect("the problem has learned positions");
         PositionedOutput {
@@ -276,7 +279,8 @@ impl PositionedAttention {
         let kernel = Some(KernelTensors { kernel: self.kernel, parameters: parameters.clone() });
         let mask = AttentionMask::from(self.mask);
         let context = ScoreContext { mask, gates: Some(steps.clone()), kernel, ..ScoreContext::default() };
-        let out = attention(q.clone(), k.clone(), v.clone(), self.scale, &context, implementation);
+        let scoring = Scoring { normalizer: self.normalizer, ..Scoring::from(self.scale) };
+        let out = attention(q.clone(), k.clone(), v.clone(), scoring, &context, implementation);
         let gradients = (out.clone() * d_out.detach()).sum().backward();
         let of = |x: &Tensor<4>| x.grad(&gradients).map(numbers).unwrap_or_default();
         PositionedOutput {

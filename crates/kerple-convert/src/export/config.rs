@@ -29,6 +29,7 @@ pub(crate) fn kerple(plan: &Plan) -> Representable<FamilyConfig> {
     need_plain_heads(plan)?;
     let (model, block, geometry) = (&plan.model, &plan.model.block, plan.geometry());
     super::native::need(block.short_conv.is_none(), "model.block.short_conv")?;
+    super::native::need(block.normalizer.is_softmax(), "model.block.normalizer")?;
     let mut all = Vec::new();
     for (name, encoding) in encodings(plan) {
         let mut form = forms::form(&encoding, &geometry)?;

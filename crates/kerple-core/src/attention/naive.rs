@@ -8,6 +8,7 @@
 //! lse[h]  = ln sum exp z[h], and of a sink where heads have one        p[h, j] = exp(z[h, j] - lse[h])        out[h] = sum p[h, j] m[h, j] v[h, j]
 //!                                  m[h, j]: 0 or 1 / (1 - rate) with dropout, else 1
 //!                                  v[h, j] with what a map adds to it, in both directions
+//!                                  other normalisers: see `Normalizer`; of stick-breaking v[h, i] gets the remainder
 //!
 //! dz[h, j] = p[h, j] (m[h, j] d_out[h].v[h, j] - d_out[h].out[h])
 //! d_sink[h] -= exp(sink[h] - lse[h]) d_out[h].out[h]
@@ -23,6 +24,8 @@
 //! ```
 //!
 //! Not for speed: [`tiled`](super::tiled) and [`row_block`](super::row_block) compute the same and are tested against this.
+
+mod normalizer;
 
 use super::{
     AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, DocumentSegment, PathBias, PathGradients,
@@ -57,17 +60,18 @@ pub fn forward<T: Number>(
             let out = unsafe { out.row(row.segment.row, head, row.own_query(), problem.dims.value_dim) };
             out.fill(T::ZERO);
             let sink = problem.sinks.map(|sinks| sinks[head]);
-            let largest = z.iter().copied().chain(sink).fold(T::LOWEST, T::max);
-            let total: T = z.iter().copied().chain(sink).map(|z| (z - largest).exp()).sum(); // NaN if any of them is
-            let lse = &mut lse[row.of_lse(head)];
-            *lse = if total == T::ZERO { T::NEG_INFINITY } else { largest + total.ln() };
-            if total == T::ZERO {
+            let of_row = normalizer::weights(problem.normalizer, z, sink);
+            lse[row.of_lse(head)] = of_row.saved;
+            if of_row.saved == T::NEG_INFINITY {
                 continue;
             }
             let weights = &mut weights[head * z.len()..][..z.len()];
-            for ((key, &z), weight) in row.keys().zip(z).zip(weights) {
-                *weight = (z - *lse).exp() * row.dropout_factor(head, key);
+            for ((key, &p), weight) in row.keys().zip(&of_row.weights).zip(weights) {
+                *weight = p * row.dropout_factor(head, key);
                 add_scaled(out, *weight, row.of_value(v, head, key));
+            }
+            if let Some(key) = row.problem.remainder_key(row.query) {
+                add_scaled(out, of_row.saved, row.of_value(v, head, key));
             }
         }
         row.add_values(&weights, &queries, &out);
@@ -94,26 +98,35 @@ pub fn backward<T: Number>(
         let (scores, queries) = (row.scores(saved.q, saved.k), row.queries(saved.q));
         let mut weights = row.mapped(&scores, &queries);
         let mut d_scores = row.value_products(&queries, saved.d_out);
-        let seen = row.count().max(1);
-        for (head, (weights, d_scores)) in
-            (0..).zip(weights.chunks_exact_mut(seen).zip(d_scores.chunks_exact_mut(seen)))
-        {
+        let seen = row.count();
+        for head in 0..problem.dims.heads {
+            let (z, d_scores) = (&mut weights[head * seen..][..seen], &mut d_scores[head * seen..][..seen]);
             let (lse, d_out) = (saved.lse[row.of_lse(head)], row.of_out(saved.d_out, head));
             let mean = dot(d_out, row.of_out(saved.out, head));
             if let (Some(sinks), Some(d_sinks)) = (problem.sinks, &mut gradients.d_sinks) {
                 d_sinks[head] -= (sinks[head] - lse).exp() * mean;
             }
-            for ((key, weight), d) in row.keys().zip(weights).zip(d_scores) {
-                let p = if lse == T::NEG_INFINITY { T::ZERO } else { (*weight - lse).exp() };
-                let factor = row.dropout_factor(head, key);
-                *weight = p * factor;
-                *d = p * ((dot(d_out, row.of_value(saved.v, head, key)) + *d) * factor - mean);
+            let of_row = normalizer::weights(problem.normalizer, z, problem.sinks.map(|sinks| sinks[head]));
+            for (key, d) in row.keys().zip(&mut *d_scores) {
+                *d = (dot(d_out, row.of_value(saved.v, head, key)) + *d) * row.dropout_factor(head, key);
+            }
+            if lse == T::NEG_INFINITY {
+                d_scores.fill(T::ZERO);
+                z.fill(T::ZERO);
+                continue;
+            }
+            normalizer::backward(problem.normalizer, z, &of_row, mean, d_scores);
+            for ((key, weight), &p) in row.keys().zip(&mut *z).zip(&of_row.weights) {
+                *weight = p * row.dropout_factor(head, key);
+            }
+            let own = row.problem.remainder_key(row.query).map(|key| (key, of_row.saved));
+            for (key, weight) in row.keys().zip(z.iter().copied()).chain(own) {
                 // SAFETY: the view is checked, and this is its only row in use.
                 let d_v = unsafe {
                     let key = row.segment.first_key + key;
                     gradients.d_v.row(row.segment.row, row.kv_head(head), key, value_dim)
                 };
-                add_scaled(d_v, *weight, d_out);
+                add_scaled(d_v, weight, d_out);
             }
         }
         row.values_backward(&weights, &queries, saved.d_out, &mut map_sums);

@@ -5,8 +5,8 @@ use super::dropout::AttentionDropout;
 use super::intervals::KeyInterval;
 use crate::Number;
 use crate::forms::{
-    LearnedPositions, Mask, PathBias, RelativeBias, ScoreTable, ScoreTransform, Sides, Strided, visible_keys,
-    visible_sink_tokens,
+    LearnedPositions, Mask, Normalizer, PathBias, RelativeBias, ScoreTable, ScoreTransform, Sides, StickBreaking,
+    Strided, visible_keys, visible_sink_tokens,
 };
 use crate::tiles::view::{View, ViewMut, ViewShape};
 use crate::tiles::workers;
@@ -55,6 +55,8 @@ pub struct AttentionProblem<'a, T> {
     pub softcap: Option<T>,
     /// The attention sink: an extra logit per head without a value, `[H]`.
     pub sinks: Option<&'a [T]>,
+    /// How logits become weights; another one than softmax for distance tables only, without sinks and dropout.
+    pub normalizer: Normalizer,
     /// Which keys a query attends to.
     pub mask: Mask,
     /// Keys that each sequence has, `[B]`. Later keys are padding: no query attends to them, and their
@@ -89,6 +91,7 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
             scale,
             softcap: None,
             sinks: None,
+            normalizer: Normalizer::Softmax,
             mask,
             lengths: None,
             documents: None,
@@ -99,9 +102,14 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
         }
     }
 
-    /// What the running maximum and sum of a row of this head start with: the attention sink, if there is one.
+    /// What the running maximum and sum of a row of this head start with: the attention sink, if there is one. Softpick adds its
+    /// eps at the end, and the sum of stick-breaking attention is what is left.
     pub(super) fn beginning(&self, head: usize) -> [T; 2] {
-        self.sinks.map_or([T::LOWEST, T::ZERO], |sinks| [sinks[head], T::ONE])
+        match self.normalizer {
+            Normalizer::Softmax => self.sinks.map_or([T::LOWEST, T::ZERO], |sinks| [sinks[head], T::ONE]),
+            Normalizer::StickBreaking(_) => [T::ZERO, T::ONE],
+            Normalizer::Softpick => [T::ZERO, T::ZERO],
+        }
     }
 
     /// Number of segments: of documents and paddings, or of sequences where there are no documents.
@@ -185,7 +193,11 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
     /// The keys that query `i` of a sequence attends to, within the window where there is one; may be
     /// empty. First tokens before them: [`AttentionProblem::visible_sink_tokens`].
     pub fn visible(&self, batch: usize, i: usize) -> Range<usize> {
-        let allowed = visible_keys(self.mask, self.dims.position(i), self.length(batch));
+        let mut allowed = visible_keys(self.mask, self.dims.position(i), self.length(batch));
+        if !self.normalizer.attends_to_own() {
+            allowed.end = allowed.end.min(self.dims.position(i).max(0).cast_unsigned());
+            allowed.start = allowed.start.min(allowed.end);
+        }
         let Some(intervals) = self.intervals else { return allowed };
         let KeyInterval { start, end } = intervals[batch * self.dims.queries + i];
         let end = end.min(allowed.end);
@@ -236,6 +248,18 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
             Mask::Causal { .. } | Mask::CausalWithSinkTokens { .. } => 0,
             Mask::Bidirectional { window } => window.map_or(furthest, |window| window.saturating_sub(1).min(furthest)),
         }
+    }
+
+    /// The choices of stick-breaking attention, where weights are by it.
+    pub(super) fn stick_breaking(&self) -> Option<StickBreaking> {
+        self.normalizer.stick_breaking()
+    }
+
+    /// The key at the position of a query of a problem of one sequence, whose value gets the remainder of stick-breaking attention;
+    /// `None` where values get none, and where that key is padding.
+    pub(super) fn remainder_key(&self, query: usize) -> Option<usize> {
+        let key = usize::try_from(self.dims.position(query)).ok()?;
+        (self.stick_breaking()?.remainder && key < self.length(0)).then_some(key)
     }
 
     /// The tables, for an engine that takes nothing else.
@@ -290,6 +314,15 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
             "score modifications take value_dim = head_dim, got {value_dim} and {head_dim}"
         );
         assert!(self.softcap.is_none_or(|cap| cap > T::ZERO && cap.is_finite()), "softcap = {:?}", self.softcap);
+        if !self.normalizer.is_softmax() {
+            let kind = self.normalizer.kind();
+            assert!(has_tables, "{kind} takes distance tables, and no score modification or bias of paths");
+            assert!(self.sinks.is_none() && self.dropout.is_none(), "{kind} takes no sinks and no dropout");
+        }
+        if self.stick_breaking().is_some() {
+            assert!(self.mask.sides() == Sides::OneSided, "stick_breaking requires causal attention");
+            assert!(self.intervals.is_none(), "stick_breaking does not take intervals");
+        }
         if let Some(sinks) = self.sinks {
             crate::check_shape!(sinks, H = heads);
         }
@@ -648,7 +681,8 @@ pub struct AttentionSaved<'a, T> {
     pub v: View<'a, T>,
     /// The forward's output, `[B, H, Q, E]`.
     pub out: View<'a, T>,
-    /// The forward's log-sum-exp, including the attention sink, `[B, H, Q]`.
+    /// The forward's log-sum-exp, including the attention sink, `[B, H, Q]`. Of softpick it is the logarithm of the denominator, of
+    /// stick-breaking attention the remainder itself: the share of a row that no key has taken.
     pub lse: &'a [T],
     /// The gradient of the output, `[B, H, Q, E]`.
     pub d_out: View<'a, T>,

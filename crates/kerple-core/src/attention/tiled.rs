@@ -8,6 +8,7 @@
 //!
 //! * `forward`, `backward`: the products of a tile, and the softmax between them;
 //! * `decode`: split-KV decoding of one query;
+//! * `normalizer`: stick-breaking and softpick in place of the softmax;
 //! * `table`, `diagonal`: distance tables as tiles read them, and the sums of their gradient;
 //! * `relative`: a relative bias per row, as the table of a tile;
 //! * `position_kernel`: a kernel of learned positions, likewise;
@@ -27,6 +28,7 @@ mod forward;
 mod gate_cumsum;
 mod gradient;
 mod interval_mask;
+mod normalizer;
 mod position_kernel;
 mod relative;
 mod table;

@@ -471,7 +471,7 @@ fn every_key_changes_what_is_handed_over() {
         ("pope", "\"width\":3"),
         ("pope", "\"clamp_delta\":true"),
         ("fope", "\"base\":500"),
-        ("fope", "\"train_len\":40"),
+        ("fope", "\"train_len\":10"),
         ("fope", "\"zero_pad\":false"),
         ("grape_ap", "\"features\":4"),
         ("grape_ap", "\"relative\":true"),

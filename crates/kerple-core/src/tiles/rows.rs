@@ -92,6 +92,22 @@ impl<R: Number> SimdKernel<R> for AddRow<'_, R> {
     }
 }
 
+/// `to += factor * from`, as far as `to` goes.
+pub(crate) struct AddScaledRow<'a, R> {
+    pub(crate) to: &'a mut [R],
+    pub(crate) factor: R,
+    pub(crate) from: &'a [R],
+}
+
+impl<R: Number> SimdKernel<R> for AddScaledRow<'_, R> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes<Number = R>>(self, _: L) {
+        self.to.iter_mut().zip(self.from).for_each(|(to, &from)| *to += self.factor * from);
+    }
+}
+
 /// `to = factor * from`, as far as `to` goes.
 pub(crate) struct ScaleRow<'a, R> {
     pub(crate) to: &'a mut [R],

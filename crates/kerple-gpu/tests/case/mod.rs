@@ -8,7 +8,7 @@ use kerple_core::attention::{
     self, AttentionDims, AttentionProblem, KeyInterval, Mask, PackedDocuments, ScoreTable, ScoreTransform, Strides,
     View, ViewMut, naive,
 };
-use kerple_core::forms::Strided;
+use kerple_core::forms::{Normalizer, Strided};
 use kerple_gpu::attention::tile::TileShape;
 use kerple_gpu::attention::{FlashAttention, FlashGradients, FlashOutput, FlashSaved, FlashTables, GATE_FRACTION_UNIT};
 use kerple_gpu::cubecl;
@@ -119,6 +119,7 @@ impl Case {
             scale: SCALE,
             softcap: None,
             sinks: None,
+            normalizer: Normalizer::Softmax,
             mask: self.mask,
             lengths: self.lengths.as_deref(),
             documents: self.documents.as_ref(),

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::layers::LayerSettings;
 use kerple_burn::plan::{AttentionKind, BlockConfig, FeatureKind, LinearAttentionConfig, SinkKind};
 use kerple_core::attention::linear::CHUNK;
-use kerple_core::encoding::{ConfigError, Encoding, EncodingForm, Geometry, InLinear, ScoreModForm};
+use kerple_core::encoding::{ConfigError, Encoding, EncodingForm, Geometry, InLinear, Injection, ScoreModForm};
 use kerple_core::forms::AttnTemperature;
 use kerple_core::score_mods::ScoreModSpec;
 use kerple_data::tasks::{TaskConfig, TaskInfo};
@@ -194,6 +194,7 @@ fn check_layer(task: Option<&TaskConfig>, layer: &LayerSettings, geometry: &Geom
     check_growth(&encoding, geometry, model)?;
     check_attention(&encoding, layer, (geometry, model))?;
     check_gates(task, &encoding, layer.attention)?;
+    check_normalizer(task, &encoding, &model.block)?;
     check_direction(task, &encoding, &model.block)
 }
 
@@ -226,6 +227,33 @@ fn check_growth(encoding: &Encoding, geometry: &Geometry, model: &ModelPlan) -> 
         }),
         _ => Ok(()),
     }
+}
+
+/// Stick-breaking and softpick take scores of a pair by itself and no sink; stick-breaking needs an order of the keys too.
+fn check_normalizer(task: Option<&TaskConfig>, encoding: &Encoding, block: &BlockConfig) -> Result<()> {
+    if block.normalizer.is_softmax() {
+        return Ok(());
+    }
+    let kind = block.normalizer.kind();
+    let refuse = |place: &str, message: String, hint: &str| {
+        Err(Error::Config { place: place.to_owned(), message, hint: hint.to_owned() })
+    };
+    if block.sink != SinkKind::None {
+        let message = format!("`{kind}` does not support an attention sink, which is part of the softmax");
+        return refuse("model.block.sink", message, "remove it, or set model.block.normalizer = \"softmax\"");
+    }
+    if matches!(encoding.entry(), Injection::ScoreMod { .. } | Injection::PathBias) {
+        let message =
+            format!("`{kind}` does not support {}: its scores depend on other keys or heads", encoding.label());
+        let hint = "set model.block.normalizer = \"softmax\", or use an encoding that changes each score on its own, such as kerple_log";
+        return refuse("model.block.normalizer", message, hint);
+    }
+    if block.normalizer.stick_breaking().is_some() && OutputHead::of(task).is_bidirectional() {
+        let message =
+            format!("`{kind}` is defined for causal attention only, but an encoder attends in both directions");
+        return refuse("model.block.normalizer", message, "set it to \"softmax\" or \"softpick\", or train a decoder");
+    }
+    Ok(())
 }
 
 /// Gates of linear attention are sums from the first token on, which an encoder's last row cannot be met by.
@@ -321,6 +349,7 @@ fn check_attention(
         ("model.block.ssmax", block.ssmax.is_some()),
         ("model.block.attn_temperature", block.attn_temperature.is_some()),
         ("model.block.attn_softcap", block.attn_softcap.is_some()),
+        ("model.block.normalizer", !block.normalizer.is_softmax()),
         ("model.block.sink", block.sink != SinkKind::None),
     ] {
         if is_set {

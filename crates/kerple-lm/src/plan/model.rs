@@ -148,6 +148,8 @@ impl ModelPlan {
         let mut found: Vec<String> = Vec::new();
         for layer in self.every_layer(main) {
             found.extend(layer.sink_tokens.map(|_| format!("the first tokens of {}", layer.windowed().label())));
+            let normalizer = self.block.normalizer;
+            found.extend((!normalizer.is_softmax()).then(|| format!("the normalizer {}", normalizer.kind())));
             found.extend(match layer.attention.linear() {
                 None if matches!(layer.encoding.entry(), Injection::Gates { kernel: false })
                     && !OutputHead::of(task).is_bidirectional() =>

@@ -9,7 +9,7 @@ use crate::implementation::Impl;
 use crate::ops::matmul::product;
 use crate::ops::score_mods::{self, ScoreModInput};
 use burn::tensor::{Bool, Int, Tensor, TensorData, activation};
-use kerple_core::forms::{Mask, PositionKernel, Sides};
+use kerple_core::forms::{Mask, Normalizer, PositionKernel, SOFTPICK_EPS, Sides, StickBreaking};
 use kerple_core::score_mods::{ScoreModExtent, ScoreModSpec};
 use std::ops::Range;
 use std::sync::Arc;
@@ -65,6 +65,7 @@ pub(super) fn shifted(q: Tensor<4>, bias: &AttentionBias) -> Tensor<4> {
 pub(super) struct ScoreSettings {
     pub(super) scale: f64,
     pub(super) softcap: Option<f64>,
+    pub(super) normalizer: Normalizer,
     pub(super) score_mod: Option<Arc<ScoreModSpec>>,
     pub(super) feature_decay: Option<Arc<[f64]>>,
     pub(super) mask: AttentionMask,
@@ -99,7 +100,7 @@ pub(super) struct ScoreTerms {
 impl ScoreTerms {
     /// Of attention over this many keys.
     pub(super) fn of(scoring: &Scoring, context: &ScoreContext, keys: usize) -> ScoreTerms {
-        let Scoring { scale, softcap, sinks } = scoring.clone();
+        let Scoring { scale, softcap, sinks, normalizer } = scoring.clone();
         let ScoreContext { mask, bias, gates, kernel, feature_gates, relative, path } = context.clone();
         let extent = mask.extent(keys, scale);
         let gates = gates.map(|gates| mask.without_nan_in_padding(gates));
@@ -112,14 +113,16 @@ impl ScoreTerms {
                 (Some(kind), own)
             }
         };
+        let implementation = Impl::Reference;
         let settings =
-            ScoreSettings { scale, softcap, score_mod, feature_decay, mask, extent, implementation: Impl::Reference };
+            ScoreSettings { scale, softcap, normalizer, score_mod, feature_decay, mask, extent, implementation };
         ScoreTerms { settings, tables, own, sinks, gates, kernel, feature_gates, relative, path }
     }
 
     /// Scores of queries and keys at these positions.
     fn seen(&self, q: Tensor<4>, k: Tensor<4>, pairs: &QueryKeyPairs) -> AttentionScores {
-        let ScoreSettings { scale, softcap, score_mod, feature_decay, mask, extent, implementation } = &self.settings;
+        let ScoreSettings { scale, softcap, score_mod, feature_decay, mask, extent, implementation, .. } =
+            &self.settings;
         let k = repeat_heads(k, q.dims()[1]);
         let products = match (feature_decay.as_deref(), &self.feature_gates) {
             (Some(rates), _) => decayed_products(q.clone(), k, rates, pairs, *implementation),
@@ -170,9 +173,14 @@ impl ScoreTerms {
         }
     }
 
-    /// The weight of each key for each query, `[B, H, Q, K]`.
+    /// The weight of each key for each query, `[B, H, Q, K]`; the remainder of stick-breaking attention is weight of a query's own key.
     fn weights(&self, q: Tensor<4>, k: Tensor<4>, pairs: &QueryKeyPairs) -> Tensor<4> {
         let AttentionScores { mapped, hidden, .. } = self.seen(q, k, pairs);
+        match self.settings.normalizer {
+            Normalizer::Softmax => {}
+            Normalizer::StickBreaking(choices) => return stick_breaking(mapped, hidden, choices, pairs),
+            Normalizer::Softpick => return softpick(mapped, hidden),
+        }
         let [batch, heads, queries, keys] = mapped.dims();
         let logits = mapped.mask_fill(hidden.clone(), f64::NEG_INFINITY);
         let weights = match &self.sinks {
@@ -197,6 +205,42 @@ impl ScoreTerms {
         let out = product(weights, v, false, *implementation);
         if let Some(more) = more { out + more } else { out }
     }
+}
+
+/// Weights of stick-breaking attention, with the remainder among them.
+fn stick_breaking(
+    logits: Tensor<4>,
+    hidden: Tensor<4, Bool>,
+    StickBreaking { attend_current, remainder }: StickBreaking,
+    pairs: &QueryKeyPairs,
+) -> Tensor<4> {
+    let shape = logits.dims();
+    let own = pairs.distances(&logits.device()).equal_elem(0).unsqueeze::<4>().expand(shape);
+    let hidden = hidden.expand(shape);
+    let without = if attend_current { hidden.clone() } else { hidden.clone().bool_or(own.clone()) };
+    let logits = logits.mask_fill(without.clone(), 0.0);
+    // ln (1 - sigmoid(z)), and its sum over the key and those to its right
+    let others = activation::log_sigmoid(logits.clone() * -1.0).mask_fill(without.clone(), 0.0);
+    let left = running_sums(others.clone().flip([3])).flip([3]);
+    let weights = (logits + left).exp().mask_fill(without, 0.0);
+    if !remainder {
+        return weights;
+    }
+    let left = others.sum_dim(3).exp().expand(shape);
+    weights + left.mask_fill(own.bool_not().bool_or(hidden), 0.0)
+}
+
+/// Weights of softpick. The largest logit of a row is a constant to the gradient.
+fn softpick(logits: Tensor<4>, hidden: Tensor<4, Bool>) -> Tensor<4> {
+    let shape = logits.dims();
+    let hidden = hidden.expand(shape);
+    let logits = logits.mask_fill(hidden.clone(), f64::NEG_INFINITY);
+    // where no logit is positive all weights are 0, whatever the shift
+    let largest = logits.clone().detach().max_dim(3).clamp_min(0.0);
+    let above = (logits - largest.clone().expand(shape)).exp() - (largest * -1.0).exp().expand(shape);
+    let above = above.mask_fill(hidden, 0.0);
+    let sum = above.clone().abs().sum_dim(3) + SOFTPICK_EPS;
+    activation::relu(above) / sum.expand(shape)
 }
 
 impl KernelTensors {

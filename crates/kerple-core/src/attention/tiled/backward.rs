@@ -24,6 +24,7 @@ use super::blocks::{KeyBlocks, key_blocks};
 use super::decay_cumsum::add_queries;
 use super::feature_decay::FeatureDecay;
 use super::gate_cumsum;
+use super::normalizer::RowCarry;
 use super::position_kernel::{self, HeadKernel, PositionSums};
 use super::relative::{self, RelativeProfiles};
 use super::table::{DistanceOrder, PaddedTable};
@@ -81,7 +82,11 @@ impl<R: Number> SimdKernel<R> for TiledBackward<'_, R> {
         let mut profile_sums =
             vec![R::ZERO; if d_profiles.is_some() { profile_offsets[problem.segments()] } else { 0 }];
         let mut delta = vec![R::ZERO; batch * heads * queries];
-        let of_rows = d_gate_cumsum.is_some() && problem.mask.sides() == Sides::TwoSided;
+        let with_rows = problem.mask.sides() == Sides::TwoSided || !problem.normalizer.is_softmax();
+        let of_rows = d_gate_cumsum.is_some() && with_rows;
+        let from_last = problem.stick_breaking().is_some();
+        let [mut left, mut rest, mut bound] =
+            [(); 3].map(|()| vec![R::ZERO; if from_last { batch * heads * queries } else { 0 }]);
         let mut gate_rows = vec![0.0; if of_rows { batch * heads * queries } else { 0 }];
         let parameter_offsets = position_kernel::offsets(problem);
         let learns = |numbers: usize| vec![0.0; if d_positions.is_some() { numbers } else { 0 }];
@@ -106,6 +111,7 @@ impl<R: Number> SimdKernel<R> for TiledBackward<'_, R> {
                 let alone = problem.alone(number);
                 let (blocks, hulls) = (alone.dims.queries.div_ceil(QUERIES), &hulls);
                 (0..heads * blocks).map(move |sum| match hulls.get(number * blocks + sum % blocks) {
+                    _ if from_last => 0,
                     Some(hull) => hull.first_turn(),
                     None => key_blocks(&alone, sum % blocks).first_turn(),
                 })
@@ -114,6 +120,15 @@ impl<R: Number> SimdKernel<R> for TiledBackward<'_, R> {
             distances: &distances,
             query_blocks,
             hulls: &hulls,
+            with_rows,
+            carry: from_last.then(|| {
+                let strides = of_tokens(queries);
+                RowCarry {
+                    left: ViewMut::new(&mut left, strides),
+                    rest: ViewMut::new(&mut rest, strides),
+                    bound: ViewMut::new(&mut bound, strides),
+                }
+            }),
             gate_rows: of_rows.then(|| ViewMut::new(&mut gate_rows, of_tokens(queries))),
             d_gate_cumsum: None,
             d_decay_cumsum: d_decay_cumsum.map(|sums| {
@@ -152,7 +167,9 @@ impl<R: Number> SimdKernel<R> for TiledBackward<'_, R> {
         let scratch = || TiledBackwardScratch::new::<L>(&all, &largest);
         workers::for_each(blocks.items(), scratch, |scratch, item| {
             let _guards = (all.turns.guard(), all.table_turns.guard());
-            let SegmentBlock { segment, head, block } = blocks.consecutive(item);
+            let SegmentBlock { segment, head, block: turn } = blocks.consecutive(item);
+            let last = problem.segment(segment).keys.div_ceil(KEYS) - 1;
+            let block = if from_last { last - turn } else { turn };
             all.alone(segment).key_block(scratch, head, block);
         });
         if let Some(d_decay_cumsum) = &all.d_decay_cumsum {
@@ -234,7 +251,11 @@ struct TiledBackwardSegments<'a, L: Lanes> {
     d_weight: Option<ViewMut<'a, L::Number>>,
     d_gate_cumsum: Option<ViewMut<'a, f64>>,
     d_decay_cumsum: Option<ViewMut<'a, f64>>,
-    /// The part of it that rows bring in both directions, by query.
+    /// Whether the gradients of a row's logits add up to something else than 0, or count by the direction of the key.
+    with_rows: bool,
+    /// Of stick-breaking attention, whose blocks of keys come from the last to the first.
+    carry: Option<RowCarry<'a, L::Number>>,
+    /// The part of it that rows bring where `with_rows`, by query.
     gate_rows: Option<ViewMut<'a, f64>>,
     /// Of learned positions, by head.
     kernels: Vec<HeadKernel<L::Number>>,
@@ -286,14 +307,34 @@ impl<L: Lanes> TiledBackwardSegments<'_, L> {
             d_decay_cumsum: self.d_decay_cumsum.as_ref().map(|view| view.starting_at(row, first_key)),
             d_gate_cumsum: self.d_gate_cumsum.as_ref().map(|view| view.starting_at(row, first_key)),
             gate_rows: self.gate_rows.as_ref().map(|view| view.starting_at(row, first_query)),
+            carry: self.carry.as_ref().map(|carry| carry.starting_at(row, first_query)),
             positions: self.positions.as_ref().map(|sums| sums.starting_at(row, first_query, first_key)),
             d_rows: self.d_rows.as_ref().map(|view| view.starting_at(row, first_query)),
         }
     }
 
-    /// Computes `delta`, and clears `d_q` where no key is seen.
+    /// The largest square of the norm of a value that some query sees, of each key head of each segment; nothing but for
+    /// stick-breaking attention.
+    fn largest_values(&self) -> Vec<L::Number> {
+        let AttentionDims { kv_heads, value_dim, .. } = self.problem.dims;
+        let units = if self.carry.is_some() { self.problem.segments() * kv_heads } else { 0 };
+        let mut largest = vec![L::Number::ZERO; units];
+        workers::for_each_task(largest.iter_mut(), |unit, largest| {
+            let DocumentSegment { row, first_key, length, .. } = self.problem.segment(unit / kv_heads);
+            for key in first_key..first_key + length {
+                let value = self.saved.v.row(row, unit % kv_heads, key, value_dim);
+                let mut square = [L::Number::ZERO];
+                self.lanes.run(Dots { q: value, k: value, stride: 0, to: &mut square });
+                *largest = largest.max(square[0]);
+            }
+        });
+        largest
+    }
+
+    /// Computes `delta` and the carry of each row, and clears `d_q` where no key is seen.
     fn prepare(&self, delta: &mut [L::Number]) {
-        let AttentionDims { heads, head_dim, value_dim, .. } = self.problem.dims;
+        let AttentionDims { heads, kv_heads, head_dim, value_dim, .. } = self.problem.dims;
+        let largest_values = self.largest_values();
         let delta = ViewMut::new(delta, self.delta.strides);
         let blocks = SegmentBlocks::new(self.problem, heads, |segment| segment.queries.div_ceil(QUERIES));
         workers::for_each(
@@ -309,6 +350,19 @@ impl<L: Lanes> TiledBackwardSegments<'_, L> {
                     let delta_i = unsafe { delta.row(row, head, query, 1) };
                     let [q, k] = [self.saved.d_out, self.saved.out].map(|view| view.row(row, head, query, value_dim));
                     self.lanes.run(Dots { q, k, stride: 0, to: delta_i });
+                    if let Some(carry) = &self.carry {
+                        let mut square = [L::Number::ZERO];
+                        self.lanes.run(Dots { q, k: q, stride: 0, to: &mut square });
+                        let of_values = largest_values[segment * kv_heads + head / (heads / kv_heads)];
+                        // by Cauchy and Schwarz, with room for roundings
+                        let bound = square[0].sqrt() * of_values.sqrt() * L::Number::from_f64(1.001);
+                        // SAFETY: the carry is `[B, H, Q]` and this item alone writes this query now.
+                        let [left, rest, to] = unsafe {
+                            [&carry.left, &carry.rest, &carry.bound]
+                                .map(|numbers| &mut numbers.row(row, head, query, 1)[0])
+                        };
+                        (*left, *rest, *to) = (L::Number::ONE, delta_i[0], bound);
+                    }
                     if is_unseeing {
                         // SAFETY: `d_q` is checked, and this item alone writes this row now.
                         unsafe { self.d_q.row(row, head, query, head_dim) }.fill(L::Number::ZERO);

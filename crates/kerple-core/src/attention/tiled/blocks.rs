@@ -33,6 +33,15 @@ impl KeyBlocks {
         if self.is_sink_block(block) { self.first_turn() + block } else { block }
     }
 
+    /// The turn of a block where blocks add to the sums from the last to the first; turns start at 0.
+    pub(super) fn turn_from_last(&self, block: usize) -> usize {
+        if self.is_sink_block(block) {
+            self.hull.len() + self.sink_blocks - 1 - block
+        } else {
+            self.hull.end - 1 - block
+        }
+    }
+
     pub(super) fn first_turn(&self) -> usize {
         self.hull.start - self.sink_blocks
     }

@@ -14,12 +14,14 @@
 use super::decay_cumsum::{DecayTile, DecayedRows, HeadDecays};
 use super::feature_decay::FeatureDecay;
 use super::forward::TiledForward;
+use super::normalizer::{SplitWeights, softpick_eps};
 use super::position_kernel::{AddKernel, HeadKernel};
 use crate::Number;
 use crate::attention::dropout::{DropoutFactors, DropoutTile};
 use crate::attention::segments::{SegmentBlock, SegmentBlocks};
 use crate::attention::{AttentionDims, AttentionProblem, RelativeBias, Strides, ViewMut, softcap};
 use crate::cpu::lanes::{Lanes, SimdKernel};
+use crate::forms::Normalizer;
 use crate::tiles::microkernel::StoreMode;
 use crate::tiles::product::{SmallGemm, StridedMatrix};
 use crate::tiles::rows::{CopyRows, Dots};
@@ -159,12 +161,22 @@ struct SplitDecays<R> {
 }
 
 /// Puts chunks of `[maximum, sum, weighted values]` together, from a maximum and a sum on; returns the log of the sum of
-/// exponentials.
-fn combine<R: Number>(chunks: &[R], stride: usize, [first, sum]: [R; 2], out: &mut [R]) -> R {
+/// exponentials, or of stick-breaking attention what all keys have left.
+fn combine<R: Number>(normalizer: Normalizer, chunks: &[R], stride: usize, [first, sum]: [R; 2], out: &mut [R]) -> R {
     out.fill(R::ZERO);
     let chunks = || chunks.chunks_exact(stride);
+    if normalizer.stick_breaking().is_some() {
+        let mut left = sum;
+        for chunk in chunks().rev() {
+            out.iter_mut().zip(&chunk[2..]).for_each(|(out, &value)| *out += left * value);
+            left = left * chunk[1];
+        }
+        return left;
+    }
+    let eps = if normalizer == Normalizer::Softpick { softpick_eps() } else { R::ZERO };
     let largest = chunks().fold(first, |largest, chunk| largest.max(chunk[0]));
     let total = chunks().map(|chunk| chunk[1] * (chunk[0] - largest).exp()).sum::<R>() + sum * (first - largest).exp();
+    let total = total + eps;
     if total == R::ZERO {
         return R::NEG_INFINITY;
     }
@@ -197,7 +209,9 @@ impl<L: Lanes> SplitKvCall<'_, L> {
             let partial = self.partial.row(0, head, 0, splits * stride);
             (self.of.out.row(0, head, 0, value_dim), self.of.lse.row(0, head, 0, 1), partial)
         };
-        lse[0] = combine(partial, stride, self.of.problem.beginning(head), out);
+        let problem = &self.of.problem;
+        lse[0] = combine(problem.normalizer, partial, stride, problem.beginning(head), out);
+        self.of.add_remainder(self.lanes, [head, 0], lse[0], out);
     }
 
     fn split(&self, scratch: &mut SplitKvScratch<L::Number>, kv_head: usize, split: usize) {
@@ -211,6 +225,9 @@ impl<L: Lanes> SplitKvCall<'_, L> {
                 let partial = unsafe { self.partial.row(0, head, split, 2 + self.width) };
                 partial.fill(L::Number::ZERO);
                 partial[0] = L::Number::LOWEST;
+                if self.of.problem.stick_breaking().is_some() {
+                    partial[1] = L::Number::ONE; // nothing takes its share
+                }
             }
             return;
         }
@@ -241,6 +258,7 @@ impl<L: Lanes> SplitKvCall<'_, L> {
             self.add_positions(head, &keys, &mut passed);
             self.add_relative(head, &keys, &mut passed);
             let statistics_of = SplitStatistics {
+                normalizer: self.of.problem.normalizer,
                 scale,
                 weight: self.distances(self.of.problem.tables().weight, head, &keys),
                 bias: self.distances(self.of.problem.tables().bias, head, &keys),
@@ -368,8 +386,9 @@ impl<L: Lanes> SplitKvCall<'_, L> {
 }
 
 /// Turns dots into exponentials: `z = scale * dot * weight + bias + passed`, then `exp(z - max z)`. Returns `max z` and their
-/// sum.
+/// sum. For other normalisers than softmax see [`SplitWeights`].
 struct SplitStatistics<'a, R> {
+    normalizer: Normalizer,
     scale: R,
     /// By distance, so the last belongs to the first score.
     weight: Option<&'a [R]>,
@@ -386,7 +405,7 @@ impl<R: Number> SimdKernel<R> for SplitStatistics<'_, R> {
 
     #[inline(always)]
     fn run<L: Lanes<Number = R>>(self, lanes: L) -> (R, R) {
-        let SplitStatistics { scale, weight, bias, passed, scores, keys } = self;
+        let SplitStatistics { normalizer, scale, weight, bias, passed, scores, keys } = self;
         scores.iter_mut().for_each(|z| *z = *z * scale);
         if let Some(weight) = weight {
             scores.iter_mut().zip(weight.iter().rev()).for_each(|(z, &weight)| *z = *z * weight);
@@ -396,6 +415,9 @@ impl<R: Number> SimdKernel<R> for SplitStatistics<'_, R> {
         }
         if let Some(passed) = passed {
             scores.iter_mut().zip(passed).for_each(|(z, &passed)| *z += passed);
+        }
+        if !normalizer.is_softmax() {
+            return SplitWeights { normalizer, logits: &mut scores[..keys] }.run(lanes);
         }
         scores[keys..].fill(R::NEG_INFINITY);
         RowExponentials { scores }.run(lanes)

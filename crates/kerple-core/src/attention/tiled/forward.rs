@@ -18,6 +18,7 @@ use super::decode::SplitKvDecode;
 use super::feature_decay::FeatureDecay;
 use super::gate_cumsum::{GateOffsets, TileGates};
 use super::interval_mask::{IntervalMask, TileVisibility, add_stray_row, take_stray_rows};
+use super::normalizer::{TileWeights, softpick_eps};
 use super::position_kernel::{HeadKernel, KernelScores, PositionTile};
 use super::relative::{RelativeProfiles, RelativeScores};
 use super::table::{DistanceOrder, PaddedTable, TileTable};
@@ -26,9 +27,10 @@ use crate::attention::dropout::{DropoutFactors, DropoutTile};
 use crate::attention::segments::{SegmentBlock, SegmentBlocks};
 use crate::attention::{AttentionDims, AttentionProblem, DocumentSegment, Strides, View, ViewMut, softcap};
 use crate::cpu::lanes::{Arithmetic, Lanes, SimdKernel};
+use crate::forms::Normalizer;
 use crate::tiles::microkernel::StoreMode;
 use crate::tiles::product::{SmallGemm, StridedMatrix};
-use crate::tiles::rows::{CopyRows, ScaleRow, Transpose};
+use crate::tiles::rows::{AddScaledRow, CopyRows, ScaleRow, Transpose};
 use crate::tiles::workers;
 use std::ops::Range;
 
@@ -90,6 +92,20 @@ impl<'a, R: Number> TiledForward<'a, R> {
         let AttentionDims { heads, queries, .. } = problem.dims;
         let lse = ViewMut::new(lse, Strides { batch: heads * queries, head: queries, row: 1 });
         TiledForward { problem: *problem, q, k, v, out, lse }
+    }
+
+    /// Adds the remainder's share of the value of a query's own key to its output, of a call of one segment.
+    pub(super) fn add_remainder<L: Lanes<Number = R>>(
+        &self,
+        lanes: L,
+        [head, query]: [usize; 2],
+        factor: R,
+        to: &mut [R],
+    ) {
+        let AttentionDims { heads, kv_heads, value_dim, .. } = self.problem.dims;
+        let Some(key) = self.problem.remainder_key(query) else { return };
+        let from = self.v.row(0, head / (heads / kv_heads), key, value_dim);
+        lanes.run(AddScaledRow { to, factor, from });
     }
 
     /// The call of one segment.
@@ -217,6 +233,8 @@ pub(super) struct QueryTile {
     pub(super) distance: isize,
     /// Keys after its own position that a query sees.
     ahead: usize,
+    /// Whether a query sees its own key.
+    sees_own: bool,
 }
 
 impl QueryTile {
@@ -232,7 +250,7 @@ impl QueryTile {
     }
 
     fn is_whole(&self, furthest: Option<usize>) -> bool {
-        self.distance + (self.ahead as isize) + 1 >= self.keys as isize
+        self.distance + (self.ahead as isize) + isize::from(self.sees_own) >= self.keys as isize
             && furthest.is_none_or(|furthest| self.distance + (self.queries as isize) <= furthest as isize)
     }
 }
@@ -277,13 +295,18 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
         let [row_max, row_sum] = self.of.problem.beginning(head);
         scratch.row_max.fill(row_max);
         scratch.row_sum.fill(row_sum);
-        if seen.is_empty() && sink_tokens == 0 {
-            scratch.out.fill(L::Number::ZERO); // there is no tile that would
+        let from_right = self.of.problem.stick_breaking().is_some();
+        if from_right || seen.is_empty() && sink_tokens == 0 {
+            scratch.out.fill(L::Number::ZERO); // there is no tile that would, or queries may see nothing of the first
         }
         // keys between the first tokens and the windows of these queries are skipped
         let of_range = |keys: Range<usize>| keys.clone().step_by(KEYS).map(move |first| (first, keys.end));
-        let mut is_first = true;
-        for (first_key, end) in of_range(0..sink_tokens).chain(of_range(seen)) {
+        let mut tiles: Vec<(usize, usize)> = of_range(0..sink_tokens).chain(of_range(seen)).collect();
+        if from_right {
+            tiles.reverse();
+        }
+        let mut is_first = !from_right;
+        for (first_key, end) in tiles {
             let tile = QueryTile {
                 head,
                 kv_head: head / (heads / kv_heads),
@@ -293,6 +316,7 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
                 keys: (end - first_key).min(KEYS),
                 distance: self.of.problem.distance(first_query, first_key),
                 ahead: self.of.problem.ahead(),
+                sees_own: self.of.problem.normalizer.attends_to_own(),
             };
             let visibility = match &mut scratch.mask {
                 Some(mask) => mask.load(first_key..first_key + tile.keys),
@@ -309,6 +333,9 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
             }
             self.tile(scratch, &tile, visibility, is_first);
             is_first = false;
+            if from_right && scratch.row_sum[..queries].iter().all(|left| *left == L::Number::ZERO) {
+                break; // weights of keys further to the left are 0
+            }
         }
         self.finish(scratch, head, first_query, queries);
     }
@@ -352,7 +379,7 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
             let sizes = [tile.keys, tile.queries.next_multiple_of(L::COUNT)];
             bias = Some(mask.hide_columns(sizes, &mut scratch.scores_transposed, bias));
         }
-        self.lanes.run(OnlineSoftmax {
+        let logits = ColumnLogits {
             tile: *tile,
             scores: &mut scratch.scores_transposed,
             bias,
@@ -361,10 +388,17 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
                 let [queries, keys] = &scratch.gate_cumsum;
                 TileGates { queries, keys, sides: self.of.problem.mask.sides() }
             }),
-            row_max: &mut scratch.row_max,
-            row_sum: &mut scratch.row_sum,
-            rescale: &mut scratch.rescale,
-        });
+        };
+        let (row_max, row_sum) = (&mut scratch.row_max[..], &mut scratch.row_sum[..]);
+        let rescale = &mut scratch.rescale[..];
+        let normalizer = self.of.problem.normalizer;
+        if normalizer.is_softmax() {
+            self.lanes.run(OnlineSoftmax { logits, row_max, row_sum, rescale });
+        } else {
+            self.lanes.run(logits);
+            let logits = &mut scratch.scores_transposed[..];
+            self.lanes.run(TileWeights { normalizer, tile: *tile, logits, row_max, row_sum, rescale });
+        }
         if let Some(dropout) = &mut scratch.dropout {
             let QueryTile { head, first_query, queries, first_key, keys, .. } = *tile;
             let strides = [1, QUERIES];
@@ -530,17 +564,32 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
             b_stride: scratch.value_width,
             c: &mut scratch.out[from * scratch.value_width..],
             c_stride: scratch.value_width,
-            store: if is_first { StoreMode::Overwrite } else { StoreMode::Rescale(&scratch.rescale[from..]) },
+            store: if is_first {
+                StoreMode::Overwrite
+            } else if self.of.problem.stick_breaking().is_some() {
+                StoreMode::Accumulate
+            } else {
+                StoreMode::Rescale(&scratch.rescale[from..])
+            },
         });
     }
 
-    fn finish(&self, scratch: &TiledForwardScratch<L::Number>, head: usize, first_query: usize, queries: usize) {
+    fn finish(&self, scratch: &mut TiledForwardScratch<L::Number>, head: usize, first_query: usize, queries: usize) {
         let (zero, one) = (L::Number::ZERO, L::Number::ONE);
         // SAFETY: `lse` is `[B, H, Q]` and this item alone writes these queries.
         let lse = unsafe { self.of.lse.row(0, head, first_query, queries) };
         for (i, lse) in lse.iter_mut().enumerate() {
             // SAFETY: `out` is checked, and this item alone writes this row.
             let out = unsafe { self.of.out.row(0, head, first_query + i, self.of.problem.dims.value_dim) };
+            if self.of.problem.stick_breaking().is_some() {
+                *lse = scratch.row_sum[i];
+                self.lanes.run(ScaleRow { to: out, factor: one, from: &scratch.out[i * scratch.value_width..] });
+                self.of.add_remainder(self.lanes, [head, first_query + i], *lse, out);
+                continue;
+            }
+            if self.of.problem.normalizer == Normalizer::Softpick {
+                scratch.row_sum[i] += softpick_eps();
+            }
             if scratch.row_sum[i] == zero {
                 out.fill(zero);
                 *lse = L::Number::NEG_INFINITY;
@@ -553,14 +602,40 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
     }
 }
 
-/// Turns the scores of a tile into exponentials and keeps the running maximum and sum of each query.
-struct OnlineSoftmax<'a, R> {
+/// Turns the scores of a tile into logits.
+struct ColumnLogits<'a, R> {
     tile: QueryTile,
     scores: &'a mut [R],
     /// By key.
     bias: Option<TileTable<'a, R>>,
     weight: Option<TileTable<'a, R>>,
     gate_cumsum: Option<TileGates<'a, R>>,
+}
+
+impl<R: Number> SimdKernel<R> for ColumnLogits<'_, R> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes<Number = R>>(self, lanes: L) {
+        let ColumnLogits { tile, scores, bias, weight, gate_cumsum } = self;
+        for group in 0..tile.queries.div_ceil(L::COUNT) {
+            let (keys, lane) = (tile.keys_seen_by(group, L::COUNT), group * L::COUNT);
+            assert!(keys * QUERIES <= scores.len() && lane + L::COUNT <= QUERIES);
+            for table in [bias, weight].into_iter().flatten() {
+                table.check(keys, lane + L::COUNT);
+            }
+            let own = gate_cumsum.map(|gate_cumsum| (gate_cumsum, gate_cumsum.queries.load_at(lanes, lane)));
+            for key in 0..keys {
+                // SAFETY: the assertions bound every index.
+                unsafe { finish_score(lanes, scores, key, lane, weight, bias, own) };
+            }
+        }
+    }
+}
+
+/// Turns the scores of a tile into exponentials and keeps the running maximum and sum of each query.
+struct OnlineSoftmax<'a, R> {
+    logits: ColumnLogits<'a, R>,
     row_max: &'a mut [R],
     row_sum: &'a mut [R],
     rescale: &'a mut [R],
@@ -571,7 +646,8 @@ impl<R: Number> SimdKernel<R> for OnlineSoftmax<'_, R> {
 
     #[inline(always)]
     fn run<L: Lanes<Number = R>>(self, lanes: L) {
-        let OnlineSoftmax { tile, scores, bias, weight, gate_cumsum, row_max, row_sum, rescale } = self;
+        let OnlineSoftmax { logits, row_max, row_sum, rescale } = self;
+        let ColumnLogits { tile, scores, bias, weight, gate_cumsum } = logits;
         for group in 0..tile.queries.div_ceil(L::COUNT) {
             let (keys, lane) = (tile.keys_seen_by(group, L::COUNT), group * L::COUNT);
             assert!(keys * QUERIES <= scores.len() && lane + L::COUNT <= QUERIES);

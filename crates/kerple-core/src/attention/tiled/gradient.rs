@@ -3,6 +3,7 @@
 use super::backward::{KEYS, QUERIES};
 use super::diagonal::DiagonalSums;
 use super::gate_cumsum::{TileGates, signed};
+use super::normalizer::NormalizedPairs;
 use super::table::TileTable;
 use super::tile::KeyTile;
 use crate::Number;
@@ -64,6 +65,10 @@ pub(super) struct TileScoreGradient<'a, R> {
     pub(super) softcap: Option<R>,
     pub(super) lse: &'a [R],
     pub(super) delta: &'a [R],
+    /// Weights and the gradient in logits, where they are not those of a softmax.
+    pub(super) normalized: Option<&'a NormalizedPairs<R>>,
+    /// Whether the gradients of a row's logits add up to something else than 0.
+    pub(super) with_rows: bool,
     pub(super) d_bias: Option<&'a mut DiagonalSums<R>>,
     pub(super) d_weight: Option<&'a mut DiagonalSums<R>>,
     pub(super) gate_cumsum: Option<TileGates<'a, R>>,
@@ -121,7 +126,119 @@ impl<R: Number> SimdKernel<R> for TileScoreGradient<'_, R> {
     type Output = ();
 
     #[inline(always)]
-    fn run<L: Lanes<Number = R>>(mut self, lanes: L) {
+    fn run<L: Lanes<Number = R>>(self, lanes: L) {
+        match self.normalized {
+            None => {
+                let softmax = SoftmaxPairs { lse: self.lse, delta: self.delta };
+                self.of_pairs(lanes, softmax);
+            }
+            Some(normalized) => self.of_pairs(lanes, normalized),
+        }
+    }
+}
+
+/// Where the weights of a tile and the gradient in its logits come from.
+trait PairSource<L: Lanes>: Copy {
+    /// What the pairs of a query share.
+    type Row: Copy;
+
+    fn row(self, lanes: L, query: usize) -> Self::Row;
+
+    /// The weights of a query and the keys of a vector, and the gradient in their logits, given logits and `d_out.v`.
+    ///
+    /// # Safety
+    /// `at` is the place of the first key in `[QUERIES, KEYS]`, and its vector lies in that row.
+    unsafe fn pairs(self, lanes: L, row: Self::Row, at: usize, z: L::Vector, d: L::Vector) -> [L::Vector; 2];
+}
+
+#[derive(Clone, Copy)]
+struct SoftmaxPairs<'a, R> {
+    lse: &'a [R],
+    delta: &'a [R],
+}
+
+impl<L: Lanes> PairSource<L> for SoftmaxPairs<'_, L::Number> {
+    type Row = [L::Vector; 2];
+
+    #[inline(always)]
+    fn row(self, lanes: L, query: usize) -> [L::Vector; 2] {
+        // A row that sees nothing has weights exp(z - MAX) = 0.
+        let (lse, lowest) = (self.lse[query], L::Number::LOWEST);
+        let lse = if lse == L::Number::NEG_INFINITY { L::Number::ZERO - lowest } else { lse };
+        [lanes.splat(lse), lanes.splat(self.delta[query])]
+    }
+
+    #[inline(always)]
+    unsafe fn pairs(
+        self,
+        lanes: L,
+        [lse, delta]: [L::Vector; 2],
+        _: usize,
+        z: L::Vector,
+        d: L::Vector,
+    ) -> [L::Vector; 2] {
+        let p = lanes.exp(lanes.sub(z, lse));
+        [p, lanes.mul(p, lanes.sub(d, delta))]
+    }
+}
+
+impl<L: Lanes> PairSource<L> for &NormalizedPairs<L::Number> {
+    type Row = ();
+
+    #[inline(always)]
+    fn row(self, _: L, _: usize) {
+        assert!(self.weights.len() == QUERIES * KEYS && self.d_logits.len() == QUERIES * KEYS);
+    }
+
+    #[inline(always)]
+    unsafe fn pairs(self, lanes: L, (): (), at: usize, _: L::Vector, _: L::Vector) -> [L::Vector; 2] {
+        // SAFETY: the caller's promise, and `row` has made sure of the sizes.
+        unsafe { [lanes.load(self.weights.as_ptr().add(at)), lanes.load(self.d_logits.as_ptr().add(at))] }
+    }
+}
+
+/// What the logits of a tile are computed from, with keys as lanes.
+#[derive(Clone, Copy)]
+pub(super) struct RowLogits<'a, R> {
+    /// `[QUERIES, KEYS]`
+    pub(super) scores: &'a [R],
+    pub(super) bias: Option<TileTable<'a, R>>,
+    pub(super) weight: Option<TileTable<'a, R>>,
+    pub(super) gate_cumsum: Option<TileGates<'a, R>>,
+}
+
+impl<R: Number> RowLogits<'_, R> {
+    /// Writes the logits of a query and the first `columns` keys, whole vectors.
+    #[inline(always)]
+    pub(super) fn store_row<L: Lanes<Number = R>>(&self, lanes: L, query: usize, columns: usize, to: &mut [R]) {
+        let scores = &self.scores[query * KEYS..][..columns];
+        let to = &mut to[..columns];
+        for table in [self.bias, self.weight].into_iter().flatten() {
+            table.check(query + 1, columns);
+        }
+        let own = self.gate_cumsum.map(|gate_cumsum| (gate_cumsum, gate_cumsum.queries.splat(lanes, query)));
+        for key in (0..columns).step_by(L::COUNT) {
+            // SAFETY: `columns` is whole vectors, and that many numbers are in all of them.
+            unsafe {
+                let mut z = lanes.load(scores.as_ptr().add(key));
+                if let Some(table) = self.weight {
+                    z = lanes.mul(z, table.load(lanes, query, key));
+                }
+                if let Some(table) = self.bias {
+                    z = lanes.add(z, table.load(lanes, query, key));
+                }
+                if let Some((gate_cumsum, own)) = own {
+                    z = lanes.add(z, gate_cumsum.difference(lanes, own, gate_cumsum.keys.load_at(lanes, key)));
+                }
+                lanes.store(to.as_mut_ptr().add(key), z);
+            }
+        }
+    }
+}
+
+impl<R: Number> TileScoreGradient<'_, R> {
+    #[inline(always)]
+    fn of_pairs<L: Lanes<Number = R>>(mut self, lanes: L, source: impl PairSource<L>) {
         let (tile, inverse_cap) = (self.tile, self.softcap.map(|cap| lanes.splat(R::ONE / cap)));
         assert!(tile.queries <= QUERIES);
         for sums in [&self.d_bias, &self.d_weight].into_iter().flatten() {
@@ -137,10 +254,7 @@ impl<R: Number> SimdKernel<R> for TileScoreGradient<'_, R> {
             for table in [self.bias, self.weight].into_iter().flatten() {
                 table.check(query + 1, columns);
             }
-            // A row that sees nothing has weights exp(z - MAX) = 0.
-            let seen = self.lse[query] != R::NEG_INFINITY;
-            let lse = lanes.splat(if seen { self.lse[query] } else { R::ZERO - R::LOWEST });
-            let delta_i = lanes.splat(self.delta[query]);
+            let of_row = source.row(lanes, query);
             let own = self.gate_cumsum.map(|gate_cumsum| (gate_cumsum, gate_cumsum.queries.splat(lanes, query)));
             let mut row = lanes.splat(R::ZERO);
             for key in (0..columns).step_by(L::COUNT) {
@@ -164,8 +278,7 @@ impl<R: Number> SimdKernel<R> for TileScoreGradient<'_, R> {
                     if let Some((gate_cumsum, own)) = own {
                         z = lanes.add(z, gate_cumsum.difference(lanes, own, gate_cumsum.keys.load_at(lanes, key)));
                     }
-                    let p = lanes.exp(lanes.sub(z, lse));
-                    let mut d_z = lanes.mul(p, lanes.sub(lanes.load(d_at), delta_i));
+                    let [p, mut d_z] = source.pairs(lanes, of_row, query * KEYS + key, z, lanes.load(d_at));
                     lanes.store(at, p);
                     if let Some(sums) = &mut self.d_bias {
                         sums.add(lanes, query, key, first_lanes(lanes, d_z, tile.keys - key));
@@ -175,7 +288,7 @@ impl<R: Number> SimdKernel<R> for TileScoreGradient<'_, R> {
                     }
                     if let Some(sums) = &mut self.d_gate_cumsum {
                         let d_z = sums.add(lanes, &tile, query, key, d_z);
-                        if sums.sides == Sides::TwoSided {
+                        if self.with_rows {
                             row = lanes.add(row, first_lanes(lanes, d_z, tile.keys - key));
                         }
                     }

@@ -36,7 +36,12 @@ impl DistanceOrder {
 impl<R: Number> PaddedTable<R> {
     /// The bias with minus infinity wherever a key is masked; zeros for no bias.
     pub(super) fn bias(problem: &AttentionProblem<R>, order: DistanceOrder, margin: usize) -> Self {
-        Self::new(problem, problem.tables().bias, order, margin, R::ZERO, R::NEG_INFINITY)
+        let mut table = Self::new(problem, problem.tables().bias, order, margin, R::ZERO, R::NEG_INFINITY);
+        if !problem.normalizer.attends_to_own() {
+            let heads = if table.head_stride == 0 { 1 } else { problem.dims.heads };
+            (0..heads).for_each(|head| table.values[head * table.head_stride + table.origin] = R::NEG_INFINITY);
+        }
+        table
     }
 
     /// The weight, if there is one.

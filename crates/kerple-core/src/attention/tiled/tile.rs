@@ -16,6 +16,8 @@ pub(super) struct KeyTile {
     pub(super) distance: isize,
     /// Keys after its own position that a query sees.
     pub(super) ahead: usize,
+    /// Whether a query sees its own key.
+    pub(super) sees_own: bool,
 }
 
 impl KeyTile {
@@ -34,7 +36,7 @@ impl KeyTile {
     /// Whether every lane of every query is visible.
     pub(super) fn is_whole(&self, furthest: Option<usize>) -> bool {
         self.keys == KEYS
-            && self.distance + (self.ahead as isize) + 1 >= KEYS as isize
+            && self.distance + (self.ahead as isize) + isize::from(self.sees_own) >= KEYS as isize
             && furthest.is_none_or(|furthest| self.distance + (self.queries as isize) <= furthest as isize)
     }
 }

@@ -7,8 +7,9 @@ use crate::attention::dropout::{DropoutFactors, DropoutTile};
 use crate::attention::tiled::blocks::{KeyBlocks, key_blocks, most_queries, query_blocks};
 use crate::attention::tiled::diagonal::DiagonalSums;
 use crate::attention::tiled::gate_cumsum::{GateOffsets, TileGates};
-use crate::attention::tiled::gradient::{GateGradientSums, PairGradient, TileScoreGradient};
+use crate::attention::tiled::gradient::{GateGradientSums, PairGradient, RowLogits, TileScoreGradient};
 use crate::attention::tiled::interval_mask::{IntervalMask, StrayRow, TileVisibility, add_stray_row, take_stray_rows};
+use crate::attention::tiled::normalizer::{CarriedRows, NormalizePairs, NormalizedPairs, RowCarry};
 use crate::attention::tiled::position_kernel::{
     KernelGradient, KernelScores, PositionGradientSums, PositionSums, PositionTile,
 };
@@ -18,7 +19,7 @@ use crate::attention::{AttentionDims, AttentionProblem, AttentionSaved, View, Vi
 use crate::cpu::lanes::Lanes;
 use crate::tiles::microkernel::StoreMode;
 use crate::tiles::product::{SmallGemm, StridedMatrix};
-use crate::tiles::rows::{AddRow, CopyRows, ScaleRow, Transpose};
+use crate::tiles::rows::{AddRow, AddScaledRow, CopyRows, ScaleRow, Transpose};
 use crate::tiles::workers;
 use std::ops::Range;
 
@@ -37,6 +38,7 @@ pub(super) struct TiledBackwardCall<'a, L: Lanes> {
     pub(super) d_gate_cumsum: Option<ViewMut<'a, f64>>,
     pub(super) d_decay_cumsum: Option<ViewMut<'a, f64>>,
     pub(super) gate_rows: Option<ViewMut<'a, f64>>,
+    pub(super) carry: Option<RowCarry<'a, L::Number>>,
     pub(super) positions: Option<PositionSums<'a>>,
     pub(super) d_rows: Option<ViewMut<'a, L::Number>>,
 }
@@ -64,6 +66,8 @@ pub(super) struct TiledBackwardScratch<R> {
     /// Cumulative gates of the queries and of the keys.
     gate_cumsum: [GateOffsets<R>; 2],
     gate_sums: Option<GateGradientSums<R>>,
+    /// Where weights are not those of a softmax.
+    normalized: Option<NormalizedPairs<R>>,
     /// Sums of the gate gradients of the keys over the tiles of a head so far, `[KEYS]`.
     gate_columns: Vec<f64>,
     positions: Option<PositionTile<R>>,
@@ -104,6 +108,7 @@ impl<R: Number> TiledBackwardScratch<R> {
             d_weight: sums(call.d_weight.is_some()),
             gate_cumsum: [QUERIES, KEYS].map(|tokens| GateOffsets::new(tokens, has_gates)),
             gate_sums: call.d_gate_cumsum.is_some().then(|| GateGradientSums::new(problem.mask.sides())),
+            normalized: NormalizedPairs::new(problem.normalizer),
             gate_columns: vec![0.0; KEYS],
             positions: PositionTile::new(&call.kernels, true),
             position_sums: call.positions.is_some().then(|| {
@@ -134,6 +139,7 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
             let group = heads / kv_heads;
             for head in kv_head * group..(kv_head + 1) * group {
                 self.head(scratch, head, block, keys);
+                self.add_remainders(scratch, head, first_key, keys);
                 self.add_gate_columns(scratch, head, first_key, stored);
                 self.end_decays(scratch, head, first_key, keys);
                 if let (Some(to), Some((sums, _))) = (&self.positions, &mut scratch.position_sums) {
@@ -169,6 +175,27 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
         first..allowed.rev().find(sees).map_or(first, |last| last + 1)
     }
 
+    /// Adds to the gradients of values what the queries at their positions give them of what is left.
+    fn add_remainders(
+        &self,
+        scratch: &mut TiledBackwardScratch<L::Number>,
+        head: usize,
+        first_key: usize,
+        keys: usize,
+    ) {
+        if self.carry.is_none() {
+            return;
+        }
+        let AttentionDims { queries, value_dim, .. } = self.problem.dims;
+        let before = self.problem.dims.position(0);
+        for (key, to) in scratch.d_v.chunks_exact_mut(scratch.value_width).take(keys).enumerate() {
+            let query = usize::try_from((first_key + key).cast_signed() - before).ok().filter(|query| *query < queries);
+            let Some(query) = query.filter(|query| self.problem.remainder_key(*query).is_some()) else { continue };
+            let (factor, from) = (self.lse.row(0, head, query, 1)[0], self.saved.d_out.row(0, head, query, value_dim));
+            self.lanes.run(AddScaledRow { to: &mut to[..value_dim], factor, from });
+        }
+    }
+
     /// Adds one head's gradients from a block of keys.
     fn head(&self, scratch: &mut TiledBackwardScratch<L::Number>, head: usize, block: usize, keys: usize) {
         let first_key = block * KEYS;
@@ -191,7 +218,10 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
             }
             let blocks = self.problem.dims.queries.div_ceil(QUERIES);
             let sum = self.all.query_blocks[self.number] + head * blocks + query_block;
-            let turn = key_blocks.turn(block);
+            let [turn, first_turn] = match &self.carry {
+                Some(_) => [key_blocks.turn_from_last(block), 0],
+                None => [key_blocks.turn(block), key_blocks.first_turn()],
+            };
             let first_query = query_block * QUERIES;
             let distance = self.problem.dims.position(first_query) - first_key as isize;
             let queries = (self.problem.dims.queries - first_query).min(QUERIES);
@@ -202,7 +232,8 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
             } else {
                 keys
             };
-            let tile = KeyTile { head, first_query, queries, keys, distance, ahead: self.problem.ahead() };
+            let (ahead, sees_own) = (self.problem.ahead(), self.problem.normalizer.attends_to_own());
+            let tile = KeyTile { head, first_query, queries, keys, distance, ahead, sees_own };
             let visibility = match &mut scratch.mask {
                 Some(mask) => {
                     mask.begin(&self.problem, first_query..first_query + queries);
@@ -227,8 +258,20 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
                 let strides = [KEYS, 1];
                 dropout.load(&self.problem, DropoutTile { head, first_query, queries, first_key, keys, strides });
             }
-            self.tile(scratch, &tile, visibility);
-            self.all.turns.take(sum, turn, || self.add_d_q(scratch, &tile, turn == key_blocks.first_turn()));
+            let Some(carry) = &self.carry else {
+                self.tile(scratch, &tile, visibility, None);
+                self.all.turns.take(sum, turn, || self.add_d_q(scratch, &tile, turn == first_turn));
+                continue;
+            };
+            // the blocks to the right first
+            self.all.turns.take(sum, turn, || {
+                // SAFETY: the rows are this head's, and it is this item's turn to write them.
+                let carried = unsafe { carry.rows(head, first_query..first_query + queries) };
+                if !carried.is_used_up() {
+                    self.tile(scratch, &tile, visibility, Some(carried));
+                    self.add_d_q(scratch, &tile, turn == first_turn);
+                }
+            });
         }
         self.add_tables(scratch, head, block);
     }
@@ -325,9 +368,11 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
     }
 
     fn add_tables(&self, scratch: &mut TiledBackwardScratch<L::Number>, head: usize, block: usize) {
+        // blocks of padding add nothing, and are the first where blocks come from the last
+        let turn = if self.carry.is_some() { self.problem.length(0).div_ceil(KEYS) - 1 - block } else { block };
         let (all, own) = (self.all, distances(&self.problem));
         let origin = self.problem.dims.position(0) + self.problem.ahead() as isize - (block * KEYS) as isize;
-        all.table_turns.take(self.number * self.problem.dims.heads + head, block, || {
+        all.table_turns.take(self.number * self.problem.dims.heads + head, turn, || {
             for (sums, table) in [(&mut scratch.d_bias, &all.d_bias), (&mut scratch.d_weight, &all.d_weight)] {
                 if let (Some(sums), Some(table)) = (sums, table) {
                     // SAFETY: the numbers are this head's, and it is this item's turn to write them.
@@ -344,7 +389,13 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
         });
     }
 
-    fn tile(&self, scratch: &mut TiledBackwardScratch<L::Number>, tile: &KeyTile, visibility: TileVisibility) {
+    fn tile(
+        &self,
+        scratch: &mut TiledBackwardScratch<L::Number>,
+        tile: &KeyTile,
+        visibility: TileVisibility,
+        carried: Option<CarriedRows<L::Number>>,
+    ) {
         let AttentionDims { head_dim, value_dim, .. } = self.problem.dims;
         for (view, head_dim, to, width) in [
             (&self.saved.q, head_dim, &mut scratch.q, scratch.width),
@@ -403,21 +454,31 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
             dropout.apply(&mut scratch.d_scores[..all]);
         }
         self.level_lone_queries(&mut scratch.d_scores, tile);
+        let weight = self.all.weight.as_ref().map(|weight| weight.at(tile.head, tile.distance));
+        let gate_cumsum = self.problem.tables().gate_cumsum.map(|_| {
+            let [queries, keys] = &scratch.gate_cumsum;
+            TileGates { queries, keys, sides: self.problem.mask.sides() }
+        });
+        let [lse, delta] = [&self.lse, &self.delta].map(|view| view.row(0, tile.head, tile.first_query, tile.queries));
+        if let Some(to) = &mut scratch.normalized {
+            let logits = RowLogits { scores: &scratch.weights, bias, weight, gate_cumsum };
+            let d_weights = &scratch.d_scores[..];
+            self.lanes.run(NormalizePairs { tile: *tile, logits, d_weights, lse, delta, carried, to });
+        }
         self.lanes.run(TileScoreGradient {
             tile: *tile,
             weights: &mut scratch.weights,
             d_scores: &mut scratch.d_scores,
             bias,
-            weight: self.all.weight.as_ref().map(|weight| weight.at(tile.head, tile.distance)),
+            weight,
             softcap: self.problem.softcap,
-            lse: self.lse.row(0, tile.head, tile.first_query, tile.queries),
-            delta: self.delta.row(0, tile.head, tile.first_query, tile.queries),
+            lse,
+            delta,
+            normalized: scratch.normalized.as_ref(),
+            with_rows: self.all.with_rows,
             d_bias: scratch.d_bias.as_mut(),
             d_weight: scratch.d_weight.as_mut(),
-            gate_cumsum: self.problem.tables().gate_cumsum.map(|_| {
-                let [queries, keys] = &scratch.gate_cumsum;
-                TileGates { queries, keys, sides: self.problem.mask.sides() }
-            }),
+            gate_cumsum,
             d_gate_cumsum: scratch.gate_sums.as_mut(),
             d_pairs,
         });
@@ -482,7 +543,7 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
         let ends = [tile.first_query, tile.first_query + tile.queries - 1];
         // without intervals the number of keys rises and then falls with the query, so that the ends have the fewest
         let are_many = self.problem.intervals.is_none() && ends.into_iter().all(|query| seen(query) > 1);
-        if self.problem.sinks.is_some() || are_many {
+        if self.problem.sinks.is_some() || !self.problem.normalizer.is_softmax() || are_many {
             return;
         }
         let delta = self.delta.row(0, tile.head, tile.first_query, tile.queries);
