@@ -225,7 +225,8 @@ fn other_normalizers_pack_documents() {
                 &both,
                 packing,
                 false,
-                (at == 1).then_some(1e-5),
+                // where a score of softpick crosses 0, its derivative jumps
+                (at == 1 && normalizer != Normalizer::Softpick).then_some(1e-5),
                 seed,
                 &format!("{normalizer:?} {text} {packing:?}"),
             );

@@ -64,7 +64,7 @@ pub(super) fn backward<T: Number>(
             for ((d, &p), &z) in row.rev() {
                 let own = p * *d;
                 *d = own - log_sigmoid(z).exp() * left;
-                left = left - own;
+                left -= own;
             }
         }
         Normalizer::Softpick => row.for_each(|((d, _), &z)| {
