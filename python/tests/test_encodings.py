@@ -623,3 +623,36 @@ def test_keys_that_are_no_numbers_are_refused():
         KerpleLog(heads=2, r1=math.nan)
     with pytest.raises(TypeError, match="kerple_log"):
         KerpleLog(heads=2, r1=object())
+
+
+@pytest.mark.parametrize("name", ["pope/plain", "pope/clamped", "pope/partial_gqa", "pope/decode", "fope/released"])
+def test_reference_values_of_maps(name):
+    """Made by autograd in f64 from the formulas: outputs and all gradients."""
+    folder = Path(__file__).resolve().parent.parent.parent / "reference" / "positions2026"
+    if not folder.is_dir():
+        pytest.skip("only a clone has the reference values")
+
+    def read(of):
+        with safetensors.safe_open(folder / of["file"], "pt") as file:
+            return file.get_tensor(of["key"]).double()
+
+    cases = json.loads((folder / "manifest.json").read_text())["cases"]
+    case = next(case for case in cases if case["id"] == f"positions/{name}")
+    q, k, v, up = (read(case["inputs"][key]).requires_grad_() for key in ("q", "k", "v", "dout"))
+    static, heads, features = case["static"], q.shape[1], q.shape[3]
+    if name.startswith("pope"):
+        layer = kt.Pope(heads, features, width=static["rotated"], clamp_delta=static.get("clamp", False), dtype=torch.float64)
+        learned = {"delta": layer.delta}
+    else:  # the slowest of its rates turns once in 628 tokens
+        layer = kt.Fope(heads, features, train_len=700, zero_pad=False, dtype=torch.float64)
+        learned = {"C": layer.cos_mix, "S": layer.sin_mix}
+    with torch.no_grad():
+        for key, own in learned.items():
+            own.copy_(read(case["params"][key]))
+    out = layer(q, k, v)
+    leaves = {"q": q, "k": k, "v": v} | learned
+    gradients = torch.autograd.grad(out, list(leaves.values()), up)
+    found = {"out": out.detach()} | {f"grad_{key}": d for key, d in zip(leaves, gradients, strict=True)}
+    assert set(found) == set(case["expected"])
+    for key, got in found.items():
+        torch.testing.assert_close(got, read(case["expected"][key]), rtol=1e-9, atol=1e-10)
