@@ -28,8 +28,8 @@ pub use code::{CodeForm, CodeKind, DrawnCode};
 pub use normalizer::{Normalizer, SOFTPICK_EPS, StickBreaking};
 pub use position_kernel::{LearnedPositions, PositionKernel};
 pub use scores::{
-    PathBias, RelativeBias, ScoreBlock, ScoreDependency, ScoreMod, ScoreModGradients, ScoreTable, ScoreTransform,
-    Strided, ValueMod,
+    HouseholderPath, PathBias, RelativeBias, ScoreBlock, ScoreDependency, ScoreMod, ScoreModGradients, ScoreTable,
+    ScoreTransform, Strided, ValueMod,
 };
 pub(crate) use scores::{visible_keys, visible_sink_tokens};
 

@@ -7,7 +7,9 @@ use super::linear::{
     LinearAttentionGradients, LinearAttentionInputs, LinearAttentionProblem, LinearAttentionSaved, RecurrentState,
     StateGradient,
 };
-use super::{AttentionGradients, AttentionProblem, AttentionSaved, View, ViewMut, linear, row_block, tiled};
+use super::{
+    AttentionGradients, AttentionProblem, AttentionSaved, View, ViewMut, householder, linear, row_block, tiled,
+};
 use crate::cpu::InstructionSet;
 use crate::forms::ScoreMod;
 use crate::score_mods::{self, ScoreModExtent, ScoreModSpec};
@@ -39,6 +41,21 @@ pub trait CompiledEngines: Sized {
     );
     /// [`row_block::backward`]
     fn row_block_backward(
+        set: InstructionSet,
+        problem: &AttentionProblem<Self>,
+        saved: AttentionSaved<Self>,
+        gradients: AttentionGradients<Self>,
+    );
+    /// [`householder::forward`]
+    fn householder_forward(
+        set: InstructionSet,
+        problem: &AttentionProblem<Self>,
+        rows: [View<Self>; 3],
+        out: ViewMut<Self>,
+        lse: &mut [Self],
+    );
+    /// [`householder::backward`]
+    fn householder_backward(
         set: InstructionSet,
         problem: &AttentionProblem<Self>,
         saved: AttentionSaved<Self>,
@@ -108,6 +125,25 @@ macro_rules! compiled {
                     gradients: AttentionGradients<$number>,
                 ) {
                     row_block::run_backward(set, problem, saved, gradients);
+                }
+                #[inline(never)]
+                fn householder_forward(
+                    set: InstructionSet,
+                    problem: &AttentionProblem<$number>,
+                    rows: [View<$number>; 3],
+                    out: ViewMut<$number>,
+                    lse: &mut [$number],
+                ) {
+                    householder::run_forward(set, problem, rows, out, lse);
+                }
+                #[inline(never)]
+                fn householder_backward(
+                    set: InstructionSet,
+                    problem: &AttentionProblem<$number>,
+                    saved: AttentionSaved<$number>,
+                    gradients: AttentionGradients<$number>,
+                ) {
+                    householder::run_backward(set, problem, saved, gradients);
                 }
                 #[inline(never)]
                 fn score_mod<'a>(
