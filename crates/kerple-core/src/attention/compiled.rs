@@ -61,6 +61,14 @@ pub trait CompiledEngines: Sized {
         saved: AttentionSaved<Self>,
         gradients: AttentionGradients<Self>,
     );
+    /// [`householder::rewrite_keys`]
+    fn householder_rewrite(
+        set: InstructionSet,
+        products: householder::HouseholderProducts<Self>,
+        held: usize,
+        capacity: usize,
+        keys: &mut [Self],
+    );
     /// [`ScoreModSpec::over`]
     fn score_mod<'a>(
         spec: &'a ScoreModSpec,
@@ -144,6 +152,16 @@ macro_rules! compiled {
                     gradients: AttentionGradients<$number>,
                 ) {
                     householder::run_backward(set, problem, saved, gradients);
+                }
+                #[inline(never)]
+                fn householder_rewrite(
+                    set: InstructionSet,
+                    products: householder::HouseholderProducts<$number>,
+                    held: usize,
+                    capacity: usize,
+                    keys: &mut [$number],
+                ) {
+                    householder::run_rewrite(set, products, held, capacity, keys);
                 }
                 #[inline(never)]
                 fn score_mod<'a>(

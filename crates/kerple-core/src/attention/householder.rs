@@ -24,6 +24,7 @@
 mod backward;
 mod block;
 mod forward;
+mod rewrite;
 #[cfg(test)]
 mod tests;
 mod tile;
@@ -40,8 +41,11 @@ use crate::tiles::workers;
 use std::ops::Range;
 use tile::{TileLayout, TileTokens};
 
+pub use rewrite::rewrite_keys;
+pub(super) use rewrite::run_rewrite;
+
 /// Tokens of a tile of keys and of a block of queries.
-const TILE: usize = 64;
+pub const TILE: usize = 64;
 
 /// Writes `out` and, for the backward, `lse` (`[B, H, Q]`, minus infinity for a fully masked row).
 ///
@@ -108,6 +112,23 @@ pub(super) fn run_backward<T: Number>(
 ) {
     let inputs = HouseholderInputs::new(problem, [saved.q, saved.k, saved.v]);
     T::dispatch(set, backward::HouseholderBackward { inputs, saved, gradients });
+}
+
+/// Tokens in a row whose products change what is before them.
+#[derive(Clone, Copy, Debug)]
+pub struct HouseholderProducts<'a, T> {
+    /// Sequences, B.
+    pub batch: usize,
+    /// Key heads, G.
+    pub kv_heads: usize,
+    /// L
+    pub tokens: usize,
+    /// D
+    pub head_dim: usize,
+    /// w, `[B, G, L, D]`
+    pub directions: &'a [T],
+    /// beta, `[B, G, L]`
+    pub strengths: &'a [T],
 }
 
 /// What both directions read.

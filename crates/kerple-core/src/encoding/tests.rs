@@ -357,6 +357,7 @@ fn beyond_training_every_method_is_defined_or_says_where_it_ends() {
             | EncodingForm::QueryKeyMap(_)
             | EncodingForm::RelativeBias(_)
             | EncodingForm::PathBias(_)
+            | EncodingForm::Householder(_)
             | EncodingForm::Code(_) => true,
             EncodingForm::Absolute(Absolute::Fixed(rows)) => {
                 rows.len() == GEOMETRY.d_model && rows.iter().all(|value| value.is_finite())
@@ -475,6 +476,10 @@ fn every_key_changes_what_is_handed_over() {
         ("fope", "\"zero_pad\":false"),
         ("grape_ap", "\"features\":4"),
         ("grape_ap", "\"relative\":true"),
+        ("path", "\"rank\":4"),
+        ("path", "\"conv\":1"),
+        ("path", "\"gate\":true"),
+        ("path", "\"gate\":true,\"gate_scale\":\"inside\""),
         ("inkling", "\"rank\":4"),
         ("inkling", "\"reach\":9"),
         ("inkling", "\"profiles\":0"),

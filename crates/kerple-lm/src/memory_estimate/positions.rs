@@ -22,6 +22,7 @@ use crate::model::MOST_STATES;
 use crate::plan::Plan;
 use kerple_burn::ops::linear_attention::MAX_NOISE_VALUES;
 use kerple_burn::plan::{FeatureKind, LinearAttentionConfig};
+use kerple_core::attention::householder::TILE as HOUSEHOLDER_TILE;
 use kerple_core::attention::linear::{CHUNK, NEAR};
 use kerple_core::calculus::exponentials::RateGrid;
 use kerple_core::encoding::{Geometry, Injection, ParameterShare};
@@ -114,6 +115,18 @@ fn encoding(
             let width = encoding.path_features(geometry).map_or(0, |features| features.width);
             let kept = if rows.training { 6 * layers + 8 } else { 8 };
             bytes(&[kept, rows.sequences, rows.positions, heads, width])
+        }
+        // of every layer, whose rows differ: directions as they are projected, convolved, their squares and roots, and gradients; gates as
+        // above. While it is at work rows of tiles, for a key head and token 4 rows of D or 64 numbers, and 4 more in the backward, where a
+        // thread has queries and scores of 64 rows at every tile
+        Injection::Householder { gates } => {
+            let kv_heads = geometry.kv_heads;
+            let [kept, of_gates] = if rows.training { [10 * layers + 16, 3 * layers + 4] } else { [14, 4] };
+            let of_keys = bytes(&[kept, rows.sequences, rows.positions, kv_heads, head_dim.max(HOUSEHOLDER_TILE)]);
+            let of_gates = if gates { bytes(&[of_gates, rows.sequences, rows.positions, heads]) } else { 0 };
+            let of_thread = bytes(&[head_dim + HOUSEHOLDER_TILE, rows.positions, rayon::current_num_threads()]);
+            let of_threads = if rows.training { of_thread } else { 0 };
+            of_keys.saturating_add(of_gates).saturating_add(of_threads)
         }
         // as decays they end at a few chunks
         Injection::Scores(_) | Injection::ScoreMod { .. } if attention.linear().is_some() => {

@@ -10,15 +10,15 @@ use kerple_burn::implementation::Impl;
 use kerple_burn::ops::attention::{default_scale, rotated};
 use kerple_burn::positional_encoding::PositionalEncoding;
 use kerple_core::attention::{
-    self, AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, PathBias, PathGradients,
-    PositionGradients, RelativeBias, RelativeGradients, ScoreTable, ScoreTransform, Strides, View, ViewMut, naive,
+    self, AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, HouseholderGradients, HouseholderPath,
+    PathBias, PathGradients, PositionGradients, RelativeBias, RelativeGradients, ScoreTable, ScoreTransform, Strides, View, ViewMut, naive,
 };
 use kerple_core::encoding::{Encoding, Geometry, Method};
 use kerple_core::encoding::{EncodingForm, ScoreModForm};
 use kerple_core::forms::{
     ContentRotation, LearnedPositions, PathFeatures, PositionKernel, RowProfiles, Sides, Strided,
 };
-use kerple_core::ops::gate_cumsum;
+use kerple_core::ops::gate_cumsum::{self, GateMap};
 use kerple_core::score_mods::{ScoreModExtent, ScoreModSpec};
 use std::time::Instant;
 
@@ -42,6 +42,7 @@ struct TimedAttention {
     kernel: Option<TimedKernel>,
     relative: Option<TimedRelative>,
     path: Option<TimedPath>,
+    householder: Option<TimedHouseholder>,
     /// Cumulative gates of features, and room for their gradient.
     decays: Option<[Vec<f64>; 2]>,
     out: Vec<f32>,
@@ -77,6 +78,12 @@ struct TimedPath {
     d_features: [Vec<f32>; 2],
 }
 
+/// Directions and strengths of Householder products, and room for their gradients.
+struct TimedHouseholder {
+    values: [Vec<f32>; 2],
+    d_values: [Vec<f32>; 2],
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum CpuAttention {
     Naive,
@@ -109,6 +116,39 @@ impl TimedPath {
     }
 }
 
+impl TimedHouseholder {
+    fn new(length: usize, TimedSizes { batch, heads, head_dim, .. }: TimedSizes) -> TimedHouseholder {
+        let mut directions = noise(batch * heads * length * head_dim, 9);
+        for direction in directions.chunks_exact_mut(head_dim) {
+            let root = direction.iter().map(|x| x * x).sum::<f32>().sqrt().max(1e-6);
+            direction.iter_mut().for_each(|x| *x /= root);
+        }
+        let strength = |logit: f32| 2.0 / (1.0 + (-logit).exp());
+        let strengths = noise(batch * heads * length, 10).into_iter().map(strength).collect();
+        let values = [directions, strengths];
+        TimedHouseholder { d_values: values.clone(), values }
+    }
+
+    /// What the engine reads and what it writes.
+    fn parts<'a>(
+        &'a mut self,
+        dims: &AttentionDims,
+        gate_cumsum: Option<Strided<&'a [f64]>>,
+    ) -> (HouseholderPath<'a, f32>, HouseholderGradients<'a, f32>) {
+        let of = |row: usize| Strides { batch: dims.heads * dims.keys * row, head: dims.keys * row, row };
+        let [of_directions, of_strengths] = [dims.head_dim, 1].map(of);
+        let TimedHouseholder { values: [directions, strengths], d_values: [d_directions, d_strengths] } = self;
+        let directions = View { data: &directions[..], strides: of_directions };
+        let strengths = View { data: &strengths[..], strides: of_strengths };
+        let d_directions = ViewMut::new(d_directions, of_directions);
+        let d_strengths = ViewMut::new(d_strengths, of_strengths);
+        (
+            HouseholderPath { directions, strengths, gate_cumsum },
+            HouseholderGradients { d_directions, d_strengths },
+        )
+    }
+}
+
 impl TimedAttention {
     /// Of the inputs with this number.
     fn new(
@@ -138,6 +178,7 @@ impl TimedAttention {
             kernel: None,
             relative: None,
             path: None,
+            householder: None,
             decays: None,
             out: vec![0.0; elements],
             lse: vec![0.0; batch * heads * length],
@@ -201,6 +242,16 @@ impl TimedAttention {
                 let path = Some(TimedPath { width, slopes, d_features: features.clone(), features });
                 TimedAttention { path, ..plain }
             }
+            EncodingForm::Householder(map) => {
+                let clocks = map.gate_factor.map(|factor| {
+                    let logits = noise(sizes.batch * length * sizes.heads, 11);
+                    let map = GateMap::LogSigmoid;
+                    let sums = gate_cumsum::of_logits(&logits, [sizes.batch, length, sizes.heads], map);
+                    sums.into_iter().map(|sum| factor * sum).collect::<Vec<f64>>()
+                });
+                let householder = Some(TimedHouseholder::new(length, sizes));
+                TimedAttention { d_clocks: clocks.clone(), clocks, householder, ..plain }
+            }
             EncodingForm::ScoreMod(ScoreModForm { map, table, own, .. }) => {
                 let tables = [table.bias, table.weight].into_iter().flatten();
                 let extent =
@@ -224,6 +275,7 @@ impl TimedAttention {
             kernel,
             relative,
             path,
+            householder,
             decays,
             out,
             lse,
@@ -236,19 +288,21 @@ impl TimedAttention {
             kernel.as_mut().map(|of| ((of.kernel, &of.parameters[..]), &mut of.d_parameters[..])).unzip();
         let (relative, d_relative) = relative.as_mut().map(|of| of.parts(dims)).unzip();
         let (path, d_path) = path.as_mut().map(|of| of.parts(dims)).unzip();
+        let sums = clocks.as_deref().map(|values| Strided { values, stride: dims.keys });
+        let (householder, d_householder) = householder.as_mut().map(|of| of.parts(dims, sums)).unzip();
         let strides = *strides;
         let (decays, d_decays) =
             decays.as_mut().map(|[sums, d_sums]| (View { data: &sums[..], strides }, d_sums)).unzip();
         let extent = ScoreModExtent { sides: Sides::OneSided, len: dims.keys, scale: default_scale(dims.head_dim) };
         let map = map.as_ref().map(|(map, values)| map.over(values, extent));
         let problem = AttentionProblem {
-            scores: match (&map, path) {
-                (Some(map), _) => ScoreTransform::Mod(&**map),
-                (None, Some(path)) => ScoreTransform::Path(path),
-                (None, None) => {
+            scores: match (&map, path, householder) {
+                (Some(map), _, _) => ScoreTransform::Mod(&**map),
+                (None, Some(path), _) => ScoreTransform::Path(path),
+                (None, None, Some(path)) => ScoreTransform::Householder(path),
+                (None, None, None) => {
                     let (bias, feature_decay, len) = (bias.as_deref(), feature_decay.as_deref(), dims.keys);
-                    let clocks = clocks.as_deref().map(|values| Strided { values, stride: len });
-                    let positions = kernel.zip(clocks).map(|((kernel, parameters), positions)| LearnedPositions {
+                    let positions = kernel.zip(sums).map(|((kernel, parameters), positions)| LearnedPositions {
                         positions,
                         kernel,
                         parameters,
@@ -258,7 +312,7 @@ impl TimedAttention {
                         weight: None,
                         feature_decay,
                         decay_cumsum: decays,
-                        gate_cumsum: if positions.is_some() { None } else { clocks },
+                        gate_cumsum: if positions.is_some() { None } else { sums },
                         positions,
                         relative,
                         len,
@@ -293,6 +347,7 @@ impl TimedAttention {
                 d_positions,
                 d_relative,
                 d_path,
+                d_householder,
             };
             let run = if engine == CpuAttention::Tiled { attention::backward } else { naive::backward };
             run(&problem, saved, gradients);
@@ -311,7 +366,8 @@ impl TimedAttention {
             .map(|values| values.iter().map(|value| *value as f32).collect());
         let relative = self.relative.iter().flat_map(|of| [&of.d_rows, &of.d_profiles]);
         let paths = self.path.iter().flat_map(|of| &of.d_features);
-        let tables = self.d_bias.iter().chain(&self.d_map).chain(relative).chain(paths).cloned();
+        let householder = self.householder.iter().flat_map(|of| &of.d_values);
+        let tables = self.d_bias.iter().chain(&self.d_map).chain(relative).chain(paths).chain(householder).cloned();
         [self.out.clone()].into_iter().chain(self.d.iter().cloned()).chain(tables).chain(clocks).collect()
     }
 }
