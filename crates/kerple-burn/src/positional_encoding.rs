@@ -7,8 +7,8 @@ pub use snapshot::EncodingSnapshot;
 
 use crate::attention_context::{
     AngleProjection, AttentionBias, AttentionContext, AttentionMask, DecayTensors, ExponentialTensors,
-    FeatureGateProjection, GateProjection, HouseholderProjection, IncrementProjection, KernelTensors, LinearContext, Mask, PathProjection,
-    ProjectedIncrements, QueryKeyMapTensors, RelativeProjection, RotaryTables, StochasticCode,
+    FeatureGateProjection, GateProjection, HouseholderProjection, IncrementProjection, KernelTensors, LinearContext,
+    Mask, PathProjection, ProjectedIncrements, QueryKeyMapTensors, RelativeProjection, RotaryTables, StochasticCode,
 };
 use crate::forward_context::{ForwardContext, POSITIONS};
 use crate::implementation::{DeviceKind, Impl};

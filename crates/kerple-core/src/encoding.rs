@@ -62,8 +62,8 @@ pub use randomized::{FormPositions, Randomized};
 pub use renamed::{RENAMED, RenamedKey};
 
 use crate::forms::{
-    Absolute, CodeForm, ContentRotation, DistanceTable, FeatureGates, ForgetGates, HouseholderMap, PathFeatures, QueryKeyMap, Rotary,
-    RowProfiles, Sides,
+    Absolute, CodeForm, ContentRotation, DistanceTable, FeatureGates, ForgetGates, HouseholderMap, PathFeatures,
+    QueryKeyMap, Rotary, RowProfiles, Sides,
 };
 use crate::seed::{Purpose, stream_at};
 use serde::{Deserialize, Serialize};

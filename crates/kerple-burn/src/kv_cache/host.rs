@@ -159,7 +159,8 @@ impl HostKv {
             strengths: view(strengths.slice(), dense(kv_heads, self.len, 1)),
             gate_cumsum: None,
         });
-        let call = AttentionCall { gate_cumsum, decay_cumsum, relative, path, evicted, ..AttentionCall::of(dims, rows) };
+        let call =
+            AttentionCall { gate_cumsum, decay_cumsum, relative, path, evicted, ..AttentionCall::of(dims, rows) };
         let call = AttentionCall { householder: path_of_keys, ..call };
         scores.forward(&inputs, call, ViewMut::new(&mut out, merged));
         if let Some(of) = householder.filter(|_| len > 1) {

@@ -109,9 +109,10 @@ pub fn attention(
         keys: inputs.add(keys),
         slopes,
     });
-    let householder = context.householder.clone().map(|HouseholderTensors { directions, strengths }| {
-        [directions, strengths].map(|tensor| inputs.add(tensor))
-    });
+    let householder = context
+        .householder
+        .clone()
+        .map(|HouseholderTensors { directions, strengths }| [directions, strengths].map(|tensor| inputs.add(tensor)));
     inputs.apply(AttentionOp {
         own,
         scores,
@@ -389,7 +390,8 @@ impl ScoreInputs {
         call: AttentionCall<T>,
         f: impl FnOnce(&AttentionProblem<T>),
     ) {
-        let AttentionCall { dims, gate_cumsum, decay_cumsum, relative, path, householder, evicted, first_head, .. } = call;
+        let AttentionCall { dims, gate_cumsum, decay_cumsum, relative, path, householder, evicted, first_head, .. } =
+            call;
         let heads = first_head..first_head + dims.heads;
         let score_mod = match &self.bias {
             BiasInputs::ScoreMod(kind, place) => {

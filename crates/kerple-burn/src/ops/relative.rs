@@ -4,8 +4,8 @@
 //! r = tau x W        q = tau q        tau_i = 1 + alpha ln(max(1, (i + 1) / floor)) at position i of its document
 //! ```
 
-use super::{LinearTensors, linear};
 use super::qk_scaling::RowsBefore;
+use super::{LinearTensors, linear};
 use crate::attention_context::{AttentionContext, FromRows, LogLengthFactor, RelativeProjection, RelativeTensors};
 use crate::heads::Heads;
 use crate::implementation::Impl;

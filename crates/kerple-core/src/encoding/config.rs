@@ -329,9 +329,7 @@ impl Encoding {
             | Injection::FeatureGates { .. }
             | Injection::ContentRotation { .. }
             | Injection::PathBias
-            | Injection::Householder { .. } => {
-                Some("measures distances by the content of tokens, not by their number")
-            }
+            | Injection::Householder { .. } => Some("measures distances by the content of tokens, not by their number"),
             Injection::RelativeBias => Some("has a reach of its own"),
             Injection::Nowhere
             | Injection::Embeddings

@@ -2,8 +2,8 @@
 
 use crate::cpu::reduce;
 use crate::forms::{
-    Absolute, CodeForm, ContentRotation, DistanceTable, FeatureGates, ForgetGates, HouseholderMap, PathFeatures, QueryKeyMap, Rotary,
-    RowProfiles, Sides, kept_columns,
+    Absolute, CodeForm, ContentRotation, DistanceTable, FeatureGates, ForgetGates, HouseholderMap, PathFeatures,
+    QueryKeyMap, Rotary, RowProfiles, Sides, kept_columns,
 };
 use crate::score_mods::ScoreModSpec;
 

@@ -8,7 +8,8 @@ use super::randomized::{FormPositions, Randomized};
 use super::{Emulate, Geometry};
 use super::{
     alibi, bam, cope, dape, expression, fire, fope, fox, grape_ap, inkling, kerple, kerple_positions, learned, none,
-    path, pope, rotary, rotary_positions, sandwich, selective_rope, shaw, sinusoidal, spe, t5, transformer_xl, wall, xpos,
+    path, pope, rotary, rotary_positions, sandwich, selective_rope, shaw, sinusoidal, spe, t5, transformer_xl, wall,
+    xpos,
 };
 use crate::calculus::expr::Expr;
 use crate::encoding::{EncodingForm, TableJacobian};

@@ -101,8 +101,7 @@ impl Positional for PathConfig {
     fn parameters(&self, geometry: &Geometry) -> Vec<EncodingParameter> {
         let Geometry { heads, kv_heads, head_dim, d_model, .. } = *geometry;
         let features = kv_heads * head_dim;
-        let matrix =
-            |name, shape| EncodingParameter { decay: false, ..EncodingParameter::matrix(name, shape, STD) };
+        let matrix = |name, shape| EncodingParameter { decay: false, ..EncodingParameter::matrix(name, shape, STD) };
         let zeros = |name, count| {
             EncodingParameter::per_head(name, count, ParameterInit::Constant(0.0), [f64::NEG_INFINITY, f64::INFINITY])
         };

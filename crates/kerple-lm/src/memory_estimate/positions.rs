@@ -121,12 +121,17 @@ fn encoding(
         // thread has queries and scores of 64 rows at every tile
         Injection::Householder { gates } => {
             let kv_heads = geometry.kv_heads;
-            let [kept, of_gates] = if rows.training { [10 * layers + 16, 3 * layers + 4] } else { [14, 4] };
-            let of_keys = bytes(&[kept, rows.sequences, rows.positions, kv_heads, head_dim.max(HOUSEHOLDER_TILE)]);
-            let of_gates = if gates { bytes(&[of_gates, rows.sequences, rows.positions, heads]) } else { 0 };
-            let of_thread = bytes(&[head_dim + HOUSEHOLDER_TILE, rows.positions, rayon::current_num_threads()]);
-            let of_threads = if rows.training { of_thread } else { 0 };
-            of_keys.saturating_add(of_gates).saturating_add(of_threads)
+            let [kept, of_tiles, of_gates] =
+                if rows.training { [10 * layers + 8, 8, 3 * layers + 4] } else { [10, 4, 4] };
+            let of = |kept, heads, width| bytes(&[kept, rows.sequences, rows.positions, heads, width]);
+            let threads = if rows.training { rayon::current_num_threads() } else { 0 };
+            let held = [
+                of(kept, kv_heads, head_dim),
+                of(of_tiles, kv_heads, head_dim.max(HOUSEHOLDER_TILE)),
+                of(of_gates, heads, usize::from(gates)),
+                bytes(&[threads, rows.positions, head_dim + HOUSEHOLDER_TILE]),
+            ];
+            held.into_iter().fold(0, u64::saturating_add)
         }
         // as decays they end at a few chunks
         Injection::Scores(_) | Injection::ScoreMod { .. } if attention.linear().is_some() => {

@@ -29,7 +29,10 @@ pub fn query_chunked(
     let (q, keys) = (shifted(q, &context.bias), k.dims()[2]);
     let biased = context.relative.is_some() || context.path.is_some() || context.householder.is_some();
     let per_row = biased || context.kernel.is_some() || context.feature_gates.is_some();
-    assert!(!per_row, "biases of rows and paths, Householder products, learned positions and gates of features are not chunked over queries");
+    assert!(
+        !per_row,
+        "biases of rows and paths, Householder products, learned positions and gates of features are not chunked over queries"
+    );
     let ScoreTerms { settings, tables: [bias, weight], own, sinks, gates, .. } = ScoreTerms::of(scoring, context, keys);
     let mut inputs = OpInputs::default();
     let rows = [q, k, v].map(|tensor| inputs.add(tensor));

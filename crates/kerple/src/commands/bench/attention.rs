@@ -1,6 +1,8 @@
 //! One attention layer: the tiled engine, the reference where it is short enough, and plain Burn
 //! operations.
 
+mod parts;
+
 use crate::command_error::{CommandError, CommandResult};
 use crate::timing::inputs::{log_bias, noise};
 use crate::timing::{Measurement, TimedSizes, TimedWork, array_bytes, check_agreement, check_memory, extra_mib, times};
@@ -10,16 +12,15 @@ use kerple_burn::implementation::Impl;
 use kerple_burn::ops::attention::{default_scale, rotated};
 use kerple_burn::positional_encoding::PositionalEncoding;
 use kerple_core::attention::{
-    self, AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, HouseholderGradients, HouseholderPath,
-    PathBias, PathGradients, PositionGradients, RelativeBias, RelativeGradients, ScoreTable, ScoreTransform, Strides, View, ViewMut, naive,
+    self, AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, PositionGradients, ScoreTable,
+    ScoreTransform, Strides, View, ViewMut, naive,
 };
 use kerple_core::encoding::{Encoding, Geometry, Method};
 use kerple_core::encoding::{EncodingForm, ScoreModForm};
-use kerple_core::forms::{
-    ContentRotation, LearnedPositions, PathFeatures, PositionKernel, RowProfiles, Sides, Strided,
-};
+use kerple_core::forms::{ContentRotation, LearnedPositions, PathFeatures, RowProfiles, Sides, Strided};
 use kerple_core::ops::gate_cumsum::{self, GateMap};
 use kerple_core::score_mods::{ScoreModExtent, ScoreModSpec};
+use parts::{TimedHouseholder, TimedKernel, TimedPath, TimedRelative};
 use std::time::Instant;
 
 /// Longest sequence that the reference is timed at.
@@ -53,100 +54,10 @@ struct TimedAttention {
     d_clocks: Option<Vec<f64>>,
 }
 
-/// A kernel of learned positions, its parameters `[H, P]`, and room for their gradient.
-struct TimedKernel {
-    kernel: PositionKernel,
-    parameters: Vec<f64>,
-    d_parameters: Vec<f64>,
-}
-
-/// A relative bias per row, and room for its gradients.
-struct TimedRelative {
-    rank: usize,
-    reach: usize,
-    rows: Vec<f32>,
-    profiles: Vec<f32>,
-    d_rows: Vec<f32>,
-    d_profiles: Vec<f32>,
-}
-
-/// A bias over paths, features of queries and of keys, and room for their gradients.
-struct TimedPath {
-    width: usize,
-    slopes: Vec<f64>,
-    features: [Vec<f32>; 2],
-    d_features: [Vec<f32>; 2],
-}
-
-/// Directions and strengths of Householder products, and room for their gradients.
-struct TimedHouseholder {
-    values: [Vec<f32>; 2],
-    d_values: [Vec<f32>; 2],
-}
-
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum CpuAttention {
     Naive,
     Tiled,
-}
-
-impl TimedRelative {
-    /// What the engine reads and what it writes.
-    fn parts(&mut self, dims: &AttentionDims) -> (RelativeBias<'_, f32>, RelativeGradients<'_, f32>) {
-        let TimedRelative { rank, reach, rows, profiles, d_rows, d_profiles } = self;
-        let head = dims.queries * *rank;
-        let strides = Strides { batch: dims.heads * head, head, row: *rank };
-        let rows = View { data: &rows[..], strides };
-        (
-            RelativeBias { rows, profiles, rank: *rank, reach: *reach },
-            RelativeGradients { d_rows: ViewMut::new(d_rows, strides), d_profiles },
-        )
-    }
-}
-
-impl TimedPath {
-    /// What the engine reads and what it writes.
-    fn parts(&mut self, dims: &AttentionDims) -> (PathBias<'_, f32>, PathGradients<'_, f32>) {
-        let TimedPath { width, slopes, features, d_features } = self;
-        let head = dims.keys * *width;
-        let strides = Strides { batch: dims.heads * head, head, row: *width };
-        let [queries, keys] = features.each_ref().map(|data| View { data: &data[..], strides });
-        let [d_queries, d_keys] = d_features.each_mut().map(|data| ViewMut::new(data, strides));
-        (PathBias { queries, keys, width: *width, slopes }, PathGradients { d_queries, d_keys })
-    }
-}
-
-impl TimedHouseholder {
-    fn new(length: usize, TimedSizes { batch, heads, head_dim, .. }: TimedSizes) -> TimedHouseholder {
-        let mut directions = noise(batch * heads * length * head_dim, 9);
-        for direction in directions.chunks_exact_mut(head_dim) {
-            let root = direction.iter().map(|x| x * x).sum::<f32>().sqrt().max(1e-6);
-            direction.iter_mut().for_each(|x| *x /= root);
-        }
-        let strength = |logit: f32| 2.0 / (1.0 + (-logit).exp());
-        let strengths = noise(batch * heads * length, 10).into_iter().map(strength).collect();
-        let values = [directions, strengths];
-        TimedHouseholder { d_values: values.clone(), values }
-    }
-
-    /// What the engine reads and what it writes.
-    fn parts<'a>(
-        &'a mut self,
-        dims: &AttentionDims,
-        gate_cumsum: Option<Strided<&'a [f64]>>,
-    ) -> (HouseholderPath<'a, f32>, HouseholderGradients<'a, f32>) {
-        let of = |row: usize| Strides { batch: dims.heads * dims.keys * row, head: dims.keys * row, row };
-        let [of_directions, of_strengths] = [dims.head_dim, 1].map(of);
-        let TimedHouseholder { values: [directions, strengths], d_values: [d_directions, d_strengths] } = self;
-        let directions = View { data: &directions[..], strides: of_directions };
-        let strengths = View { data: &strengths[..], strides: of_strengths };
-        let d_directions = ViewMut::new(d_directions, of_directions);
-        let d_strengths = ViewMut::new(d_strengths, of_strengths);
-        (
-            HouseholderPath { directions, strengths, gate_cumsum },
-            HouseholderGradients { d_directions, d_strengths },
-        )
-    }
 }
 
 impl TimedAttention {
