@@ -5,10 +5,12 @@
 //! ```
 
 use super::{LinearTensors, linear, short_conv};
-use crate::attention_context::{AttentionMask, HouseholderProjection, HouseholderTensors, QueryKeyPairs};
+use crate::attention_context::{AttentionMask, HouseholderProjection, HouseholderTensors};
 use crate::implementation::Impl;
 use burn::tensor::{Bool, Tensor, TensorData, activation};
 
+/// Tokens of a tile of the reference.
+const TILE: usize = 16;
 /// Added to the squared length of a direction.
 const LENGTH_EPSILON: f64 = 1e-6;
 
@@ -68,23 +70,75 @@ impl HouseholderTensors {
     }
 }
 
-/// Products of queries `[B, H, Q, D]` with keys `[B, H, K, D]`, of whose heads each has directions and strengths; the definition, token
-/// by token from the last to the left. Keys after a query get any numbers.
-pub(crate) fn products(q: Tensor<4>, k: &Tensor<4>, of: &HouseholderTensors, pairs: &QueryKeyPairs) -> Tensor<4> {
-    let (HouseholderTensors { directions, strengths }, [queries, keys]) = (of, pairs.sizes());
-    let (device, mut q, mut columns) = (q.device(), q, Vec::with_capacity(keys));
-    for key in (0..keys).rev() {
-        let at = |x: &Tensor<4>| x.clone().narrow(2, key, 1);
-        columns.push((q.clone() * at(k)).sum_dim(3));
-        let position = pairs.keys.start + key;
-        if key > 0 && pairs.queries.end > position {
-            let passes: Vec<bool> = pairs.queries.clone().map(|query| query < position).collect();
-            let others = Tensor::<4, Bool>::from_data(TensorData::new(passes, [1, 1, queries, 1]), &device);
-            let along = (q.clone() * at(directions)).sum_dim(3) * at(strengths);
-            let along = along.clone().mask_fill(others.expand(along.dims()), 0.0);
-            q = q - along * at(directions);
+/// Products of queries `[B, H, Q, D]`, which are at the last positions, with keys `[B, H, K, D]`, of whose heads each has directions and
+/// strengths: `[B, H, Q, K]`. Keys after a query get any numbers.
+///
+/// Tile by tile of [`TILE`] tokens, by the formulas of [`kerple_core::attention::householder`]: queries leave their own tile as `Q - A Y`
+/// and pass each earlier one as `q M`.
+pub(crate) fn products(q: Tensor<4>, k: &Tensor<4>, of: &HouseholderTensors) -> Tensor<4> {
+    let ([batch, heads, queries, head_dim], [_, _, keys, _]) = (q.dims(), k.dims());
+    let (tiles, first_tile) = (keys.div_ceil(TILE), (keys - queries) / TILE);
+    let [w, k, strengths] = [&of.directions, k, &of.strengths].map(|x| in_tiles(x.clone(), 0, tiles));
+    let before = keys - queries - first_tile * TILE;
+    let q = in_tiles(q, before, tiles - first_tile);
+    let turned = |x: &Tensor<5>| x.clone().swap_dims(3, 4);
+    // (I + B diag(b)) [U, V] = [W, C]
+    let overlaps = below_diagonal(w.clone().matmul(turned(&w)), 0) * turned(&strengths);
+    let solved = solve(overlaps, Tensor::cat(vec![w.clone(), below_diagonal(w.clone().matmul(turned(&k)), 0)], 4));
+    let solved = solved * strengths;
+    let (y, z) = (solved.clone().narrow(4, 0, head_dim), solved.narrow(4, head_dim, TILE));
+    let k_passed = k.clone() - turned(&z).matmul(w.clone());
+    let one = Tensor::<2>::eye(head_dim, &q.device()).cast(q.dtype()).unsqueeze::<5>();
+    let transports = one.expand([batch, heads, tiles, head_dim, head_dim]) - turned(&w).matmul(y.clone());
+    let last = |x: &Tensor<5>| x.clone().narrow(2, first_tile, tiles - first_tile);
+    let a = below_diagonal(q.clone().matmul(turned(&last(&w))), 1);
+    let own = q.clone().matmul(turned(&last(&k))) - a.clone().matmul(last(&z));
+    let left = q - a.matmul(last(&y));
+    let rows_of = |x: &Tensor<5>, tile: usize| x.clone().narrow(2, tile, 1).squeeze_dim::<4>(2);
+    let mut passing: Option<Tensor<4>> = None;
+    let mut columns = Vec::with_capacity(tiles);
+    for tile in (0..tiles).rev() {
+        // queries before this tile, in it and after it
+        let mut rows = Vec::new();
+        if tile > first_tile {
+            let none = [batch, heads, (tile - first_tile) * TILE, TILE];
+            rows.push(Tensor::zeros(none, (&own.device(), own.dtype())));
         }
+        if tile >= first_tile {
+            rows.push(rows_of(&own, tile - first_tile));
+        }
+        rows.extend(passing.clone().map(|q| q.matmul(rows_of(&k_passed, tile).swap_dims(2, 3))));
+        columns.push(Tensor::cat(rows, 2));
+        let passed = passing.map(|q| q.matmul(rows_of(&transports, tile)));
+        let leaving = (tile >= first_tile).then(|| rows_of(&left, tile - first_tile));
+        passing = Some(Tensor::cat(leaving.into_iter().chain(passed).collect(), 2));
     }
     columns.reverse();
-    Tensor::cat(columns, 3)
+    Tensor::cat(columns, 3).narrow(2, before, queries).narrow(3, 0, keys)
+}
+
+/// Rows `[B, H, L, W]` in so many tiles `[B, H, n, TILE, W]`, with so many zeros before them and others after them.
+fn in_tiles(x: Tensor<4>, before: usize, tiles: usize) -> Tensor<5> {
+    let ([batch, heads, len, width], options) = (x.dims(), (x.device(), x.dtype()));
+    let zeros = |rows: usize| {
+        (rows > 0).then(|| Tensor::<4>::zeros([batch, heads, rows, width], (&options.0, options.1)))
+    };
+    let parts = [zeros(before), Some(x), zeros(tiles * TILE - before - len)];
+    Tensor::cat(parts.into_iter().flatten().collect(), 2).reshape([batch, heads, tiles, TILE, width])
+}
+
+/// What is below the diagonal of `[.., TILE, TILE]`, and on so many diagonals from there on; zeros elsewhere.
+fn below_diagonal(x: Tensor<5>, on: usize) -> Tensor<5> {
+    let above: Vec<bool> = (0..TILE * TILE).map(|at| at % TILE >= at / TILE + on).collect();
+    let above = Tensor::<5, Bool>::from_data(TensorData::new(above, [1, 1, 1, TILE, TILE]), &x.device());
+    x.clone().mask_fill(above.expand(x.dims()), 0.0)
+}
+
+/// Solves `(I + S) X = R` for S below the diagonal, row by row.
+fn solve(system: Tensor<5>, right: Tensor<5>) -> Tensor<5> {
+    let row = |x: &Tensor<5>, at: usize| x.clone().narrow(3, at, 1);
+    (1..TILE).fold(row(&right, 0), |solved, at| {
+        let own = row(&right, at) - row(&system, at).narrow(4, 0, at).matmul(solved.clone());
+        Tensor::cat(vec![solved, own], 3)
+    })
 }

@@ -289,13 +289,14 @@ fn matrices_are_decayed_and_kernels_are_not() {
             let named = of_base || ["c", "multiplier"].contains(&name);
             // frequencies, filters and gates are the numbers of kernels, however many
             let code = matches!(encoding.method, Method::SineSpe(_) | Method::ConvSpe(_));
-            // gates and angles would be pulled to what they are without their rows, mixtures of rates to nothing
+            // gates, angles and directions would be pulled to what they are without their rows, mixtures of rates to nothing
             let gates = matches!(
                 encoding.entry(),
                 Injection::Gates { .. }
                     | Injection::FeatureGates { .. }
                     | Injection::ContentRotation { .. }
                     | Injection::QueryKeyMap { .. }
+                    | Injection::Householder { .. }
             );
             let decayed = (parameter.shape.len() > 1 && !code && !gates) || named;
             assert_eq!(parameter.decay, decayed, "{} {}", encoding.label(), parameter.name);

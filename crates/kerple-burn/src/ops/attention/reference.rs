@@ -132,7 +132,7 @@ impl ScoreTerms {
         let products = match (feature_decay.as_deref(), &self.feature_gates, &self.householder) {
             (_, _, Some(HouseholderTensors { directions, strengths })) => {
                 let [directions, strengths] = [directions, strengths].map(|of| repeat_heads(of.clone(), heads));
-                householder::products(q.clone(), &k, &HouseholderTensors { directions, strengths }, pairs)
+                householder::products(q.clone(), &k, &HouseholderTensors { directions, strengths })
             }
             (Some(rates), _, None) => decayed_products(q.clone(), k, rates, pairs, *implementation),
             (None, Some(gates), None) => gated_products(q.clone(), k, gates, pairs),

@@ -84,7 +84,6 @@ fn unknown_and_ill_typed_keys_are_refused() {
         (r#"{"kind":"path","rank":0}"#, "`rank`: 0 is out of range"),
         (r#"{"kind":"path","conv":0}"#, "`conv`: 0 is out of range"),
         (r#"{"kind":"path","gate_scale":"inside"}"#, "`gate_scale`: has no effect without gates"),
-        (r#"{"kind":"path","gate":true,"gate_scale":"within"}"#, "`gate_scale`: unknown variant `within`"),
         (r#"{"kind":"path","window":8,"sink_tokens":4}"#, "`sink_tokens`: `path` transforms keys by all tokens"),
         (r#"{"kind":"path","reach":8}"#, "`reach`: `path` measures distances by the content"),
         (r#"{"kind":"path","distance_cap":8}"#, "`distance_cap`: `path` does not change scores by a table"),
