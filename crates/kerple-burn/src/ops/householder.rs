@@ -120,9 +120,8 @@ pub(crate) fn products(q: Tensor<4>, k: &Tensor<4>, of: &HouseholderTensors) -> 
 /// Rows `[B, H, L, W]` in so many tiles `[B, H, n, TILE, W]`, with so many zeros before them and others after them.
 fn in_tiles(x: Tensor<4>, before: usize, tiles: usize) -> Tensor<5> {
     let ([batch, heads, len, width], options) = (x.dims(), (x.device(), x.dtype()));
-    let zeros = |rows: usize| {
-        (rows > 0).then(|| Tensor::<4>::zeros([batch, heads, rows, width], (&options.0, options.1)))
-    };
+    let zeros =
+        |rows: usize| (rows > 0).then(|| Tensor::<4>::zeros([batch, heads, rows, width], (&options.0, options.1)));
     let parts = [zeros(before), Some(x), zeros(tiles * TILE - before - len)];
     Tensor::cat(parts.into_iter().flatten().collect(), 2).reshape([batch, heads, tiles, TILE, width])
 }

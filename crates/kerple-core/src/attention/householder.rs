@@ -18,6 +18,8 @@
 //! left, and adds to the gradients in `k~` and `M` of each tile in the order of blocks. Then every tile goes back through its own
 //! products. So the bits do not depend on the number of threads. No product grows where strengths are within 0 and 2.
 //!
+//! [`rewrite_keys`] is for KV caches, whose keys every new token changes.
+//!
 //! Memory is linear in the length: per key head and token 4 rows of about D numbers in the forward and 4 more in the backward, and
 //! the scores of a block of queries for each thread.
 

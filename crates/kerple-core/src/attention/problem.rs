@@ -31,8 +31,8 @@ pub struct AttentionDims {
     pub keys: usize,
     /// Features per query and key head, D; at least 1.
     pub head_dim: usize,
-    /// Features per value head, and of the output, E; at least 1. Other than D only without score modifications and biases
-    /// of paths.
+    /// Features per value head, and of the output, E; at least 1. Other than D only without score modifications, biases of
+    /// paths and Householder products.
     pub value_dim: usize,
 }
 
