@@ -14,7 +14,7 @@ use crate::cpu::InstructionSet;
 use crate::forms::ScoreMod;
 use crate::score_mods::{self, ScoreModExtent, ScoreModSpec};
 
-/// The engines of a type of number, after the checks that every call makes.
+/// The engines of a type of number.
 pub trait CompiledEngines: Sized {
     /// [`tiled::forward`]
     fn tiled_forward(

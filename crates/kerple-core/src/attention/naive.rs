@@ -52,7 +52,7 @@ pub fn forward<T: Number>(
     out: ViewMut<T>,
     lse: &mut [T],
 ) {
-    problem.check_forward(q, k, v, &out, lse);
+    problem.check_forward([q, k, v], &out, lse);
     for row in rows(problem) {
         let queries = row.queries(q);
         let z = row.mapped(&row.scores(q, k), &queries);

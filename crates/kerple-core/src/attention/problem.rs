@@ -604,14 +604,7 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
         ViewShape { head_dim: self.dims.value_dim, ..self.query_shape() }
     }
 
-    pub(super) fn check_forward<'v>(
-        &self,
-        q: View<'v, T>,
-        k: View<'v, T>,
-        v: View<'v, T>,
-        out: &ViewMut<T>,
-        lse: &[T],
-    ) {
+    pub(super) fn check_forward(&self, [q, k, v]: [View<T>; 3], out: &ViewMut<T>, lse: &[T]) {
         let AttentionDims { batch, heads, queries, .. } = self.dims;
         self.check();
         q.check("q", self.query_shape());

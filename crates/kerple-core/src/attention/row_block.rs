@@ -79,18 +79,18 @@ pub(super) fn forward_with<T: Number>(
     out: ViewMut<T>,
     lse: &mut [T],
 ) {
-    problem.check_forward(q, k, v, &out, lse);
     T::row_block_forward(set, problem, [q, k, v], out, lse);
 }
 
 pub(super) fn run_forward<T: Number>(
     set: InstructionSet,
     problem: &AttentionProblem<T>,
-    [q, k, v]: [View<T>; 3],
+    rows: [View<T>; 3],
     out: ViewMut<T>,
     lse: &mut [T],
 ) {
-    let inputs = RowBlockInputs::new(problem, [q, k, v]);
+    problem.check_forward(rows, &out, lse);
+    let inputs = RowBlockInputs::new(problem, rows);
     T::dispatch(set, forward::RowBlockForward { inputs, out, lse });
 }
 
@@ -109,7 +109,6 @@ pub(super) fn backward_with<T: Number>(
     saved: AttentionSaved<T>,
     gradients: AttentionGradients<T>,
 ) {
-    problem.check_backward(&saved, &gradients);
     T::row_block_backward(set, problem, saved, gradients);
 }
 
@@ -119,6 +118,7 @@ pub(super) fn run_backward<T: Number>(
     saved: AttentionSaved<T>,
     gradients: AttentionGradients<T>,
 ) {
+    problem.check_backward(&saved, &gradients);
     let inputs = RowBlockInputs::new(problem, [saved.q, saved.k, saved.v]);
     T::dispatch(set, backward::RowBlockBackward { inputs, saved, gradients });
 }

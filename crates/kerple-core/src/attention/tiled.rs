@@ -65,7 +65,6 @@ pub fn forward_with<T: Number>(
     out: ViewMut<T>,
     lse: &mut [T],
 ) {
-    problem.check_forward(q, k, v, &out, lse);
     T::tiled_forward(set, problem, [q, k, v], out, lse);
 }
 
@@ -76,6 +75,7 @@ pub(super) fn run_forward<T: Number>(
     out: ViewMut<T>,
     lse: &mut [T],
 ) {
+    problem.check_forward(rows, &out, lse);
     T::dispatch(set, forward::TiledForward::new(problem, rows, out, lse));
 }
 
@@ -94,7 +94,6 @@ pub fn backward_with<T: Number>(
     saved: AttentionSaved<T>,
     gradients: AttentionGradients<T>,
 ) {
-    problem.check_backward(&saved, &gradients);
     T::tiled_backward(set, problem, saved, gradients);
 }
 
@@ -104,6 +103,7 @@ pub(super) fn run_backward<T: Number>(
     saved: AttentionSaved<T>,
     gradients: AttentionGradients<T>,
 ) {
+    problem.check_backward(&saved, &gradients);
     T::dispatch(set, backward::TiledBackward { problem, saved, gradients });
 }
 
