@@ -73,18 +73,18 @@ pub(super) fn forward_with<T: Number>(
     out: ViewMut<T>,
     lse: &mut [T],
 ) {
-    problem.check_forward(q, k, v, &out, lse);
     T::householder_forward(set, problem, [q, k, v], out, lse);
 }
 
 pub(super) fn run_forward<T: Number>(
     set: InstructionSet,
     problem: &AttentionProblem<T>,
-    [q, k, v]: [View<T>; 3],
+    rows: [View<T>; 3],
     out: ViewMut<T>,
     lse: &mut [T],
 ) {
-    let inputs = HouseholderInputs::new(problem, [q, k, v]);
+    problem.check_forward(rows, &out, lse);
+    let inputs = HouseholderInputs::new(problem, rows);
     T::dispatch(set, forward::HouseholderForward { inputs, out, lse });
 }
 
@@ -102,7 +102,6 @@ pub(super) fn backward_with<T: Number>(
     saved: AttentionSaved<T>,
     gradients: AttentionGradients<T>,
 ) {
-    problem.check_backward(&saved, &gradients);
     T::householder_backward(set, problem, saved, gradients);
 }
 
@@ -112,6 +111,7 @@ pub(super) fn run_backward<T: Number>(
     saved: AttentionSaved<T>,
     gradients: AttentionGradients<T>,
 ) {
+    problem.check_backward(&saved, &gradients);
     let inputs = HouseholderInputs::new(problem, [saved.q, saved.k, saved.v]);
     T::dispatch(set, backward::HouseholderBackward { inputs, saved, gradients });
 }
