@@ -1,4 +1,4 @@
-//! A damped wave with a phase, `e^(-a d) cos(w d + phi)`: the family `damped_cos` has phi = 0.
+//! A decaying wave with a phase, `e^(-a d) cos(w d + phi)`: the family `damped_cos` has phi = 0.
 //!
 //! Its spectral density at a frequency t is, up to a positive factor,
 //!
@@ -32,7 +32,7 @@ const TRIAL_STEPS: usize = 8;
 /// Starts that go on to all distances.
 const FINALISTS: usize = 4;
 
-/// A damped wave `c e^(-a d) cos(w d + phi)` that describes a curve better than one without a phase.
+/// A decaying wave `c e^(-a d) cos(w d + phi)` that describes a curve better than one without a phase.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct WavePhase {
     /// The amplitude, above 0.
@@ -115,7 +115,7 @@ impl PhaseFit<'_> {
 
 /// Least squares over `e^(-a d) cos(w d)` and `e^(-a d) sin(w d)`.
 fn project(observations: &Observations, searched: &[f64]) -> ProjectedFit {
-    let [a, w] = searched[..] else { panic!("a damped wave has a rate and a frequency, got {searched:?}") };
+    let [a, w] = searched[..] else { panic!("a decaying wave has a rate and a frequency, got {searched:?}") };
     let column = |of: &dyn Fn(f64) -> f64| {
         observations.column(observations.support().distances().iter().map(|d| of(*d)).collect())
     };

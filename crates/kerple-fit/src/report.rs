@@ -275,7 +275,7 @@ fn phase_note(families: &[RankedFamily], by: RankBy) -> Option<String> {
     };
     (lower > TOLD_APART).then(|| {
         format!(
-            "a damped wave with a phase describes it better: c exp(-a d) cos(w d + phi) with c {c}, a {a}, w {w}, phi {shown}, \
+            "a decaying wave with a phase describes it better: c exp(-a d) cos(w d + phi) with c {c}, a {a}, w {w}, phi {shown}, \
              {verdict}, as a cos(phi) {sign} w |sin(phi)|"
         )
     })

@@ -1,4 +1,4 @@
-//! Damped waves with a phase: kernels of a line, or no kernels.
+//! Decaying waves with a phase: kernels of a line, or no kernels.
 
 use crate::sources::{file, folder};
 use kerple_fit::input::{ReadOptions, read};
@@ -52,7 +52,7 @@ fn a_phase_is_found_and_judged() {
                 "no kernel, as a cos(phi) <"
             };
             assert!(
-                note.contains("a damped wave with a phase describes it better") && note.contains(verdict),
+                note.contains("a decaying wave with a phase describes it better") && note.contains(verdict),
                 "{note}"
             );
         }
