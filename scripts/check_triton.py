@@ -444,7 +444,7 @@ def _reference_values():
                 out = module(q, k, v)
             elif case["id"] in ("fox/full", "fox/L1", "sink/fox"):
                 out = attention(q, k, v, gates=torch.nn.functional.logsigmoid(learned["a"]), sinks=learned.get("sigma"))
-            elif case["id"].startswith("kclock/"):
+            elif case["id"].startswith("kclock/") and case["id"] != "kclock/table_uniform":  # kerple.torch has no tables of learned positions
                 out = of_learned_positions(case, q, k, v, learned)
             else:
                 continue
@@ -495,8 +495,10 @@ def encodings():
         kt.KerplePositions(H, kernel="spline", knots=5, step="exp", **options), kt.KerplePositions(H, kernel="log3", step="softplus", step_min=0.05, **options),
         kt.Inkling(H, rank=3, reach=11, window=13, log_scale={"floor": 6, "alpha": 0.5}, **options),
     ]  # fmt: skip
+    makers = {"rotary_positions": "positions", "learned_positions": "positions", "selective_rope": "angles", "gates": "gates", "relative": "relative"}
     refused = []
     for module in made:
+        made_of_rows = {makers[name] for name in (module.kind, module._entry) if name in makers}
         for causal in (True, False) if module._entry != "relative" else (True,):
             random = torch.Generator().manual_seed(1)
             q, k, v, up = (torch.randn(1, H, L, D, generator=random, dtype=torch.float64) for _ in range(4))
@@ -504,7 +506,7 @@ def encodings():
             leaves = [x.requires_grad_() for x in (q, k, v)] + list(module.parameters())
 
             def run():
-                more = {name: getattr(module, name)(rows) for name in ("gates", "relative", "positions") if module._entry.endswith(name)}
+                more = {name: getattr(module, name)(rows) for name in made_of_rows}
                 out = module(q, k, v, causal=causal, **more)
                 return [out.detach(), *torch.autograd.grad(out, leaves, up, allow_unused=True)]
 

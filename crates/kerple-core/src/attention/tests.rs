@@ -7,6 +7,7 @@ mod layout;
 mod mix;
 mod normalizer;
 mod path;
+mod pruning;
 mod sink_tokens;
 
 pub(super) use mix::Mix;

@@ -3,7 +3,7 @@
 //! The forward keeps a running maximum and sum per query and rescales its sums when the maximum
 //! grows (Milakov and Gimelshein 2018, arXiv:1805.02867). The backward recomputes the scores from
 //! `lse` instead of storing them (Dao et al. 2022, arXiv:2205.14135). Tiles that are fully masked
-//! are skipped. Memory beyond inputs and outputs is a few tables of `[H, K]` and `[B, H, Q]` and
+//! are skipped, and so are those whose weights are 0. Memory beyond inputs and outputs is a few tables of `[H, K]` and `[B, H, Q]` and
 //! some tiles per thread.
 //!
 //! * `forward`, `backward`: the products of a tile, and the softmax between them;
@@ -14,6 +14,7 @@
 //! * `position_kernel`: a kernel of learned positions, likewise;
 //! * `gate_cumsum`: cumulative gates; `feature_decay`: features whose products decay with distance; `decay_cumsum`: features
 //!   whose products decay by what tokens say;
+//! * `pruning`: tiles whose weights are 0;
 //! * `interval_mask`: intervals of keys per query, as the table of a tile;
 //! * `tiles::product`: the small matrix product of every step; `tiles::workers`: which thread does
 //!   what, and why results do not depend on it.
@@ -30,6 +31,7 @@ mod gradient;
 mod interval_mask;
 mod normalizer;
 mod position_kernel;
+mod pruning;
 mod relative;
 mod table;
 mod tile;

@@ -42,6 +42,8 @@ pub trait Number:
     const NEG_INFINITY: Self;
     /// The lowest finite value; its negative is the largest.
     const LOWEST: Self;
+    /// [`Number::exp`] is 0 below it.
+    const EXP_IS_ZERO_BELOW: f64;
 
     /// The nearest value.
     fn from_f64(value: f64) -> Self;
@@ -71,12 +73,13 @@ pub trait Number:
 }
 
 macro_rules! number {
-    ($type:ident, exp $exp:expr, log $log:expr, log_1p $log_1p:expr, normal $normal:expr) => {
+    ($type:ident, exp $exp:expr, zero below $lowest:expr, log $log:expr, log_1p $log_1p:expr, normal $normal:expr) => {
         impl Number for $type {
             const ZERO: $type = 0.0;
             const ONE: $type = 1.0;
             const NEG_INFINITY: $type = $type::NEG_INFINITY;
             const LOWEST: $type = $type::MIN;
+            const EXP_IS_ZERO_BELOW: f64 = $lowest;
 
             #[inline(always)]
             fn from_f64(value: f64) -> $type {
@@ -126,8 +129,8 @@ macro_rules! number {
     };
 }
 
-number!(f32, exp |x| elementary::exp(One, x), log elementary::log, log_1p elementary::log_1p, normal elementary::normal);
-number!(f64, exp f64::exp, log f64::ln, log_1p f64::ln_1p, normal exact_normal);
+number!(f32, exp |x| elementary::exp(One, x), zero below -87.4, log elementary::log, log_1p elementary::log_1p, normal elementary::normal);
+number!(f64, exp f64::exp, zero below -745.2, log f64::ln, log_1p f64::ln_1p, normal exact_normal);
 
 fn exact_normal(x: f64) -> (f64, f64) {
     let distribution = 0.5 * libm::erfc(-x * std::f64::consts::FRAC_1_SQRT_2);
@@ -144,6 +147,18 @@ mod tests {
             let (one, two, nan) = (T::ONE, T::ONE + T::ONE, T::NEG_INFINITY * T::ZERO);
             assert_eq!([one.max(two), two.max(one), T::NEG_INFINITY.max(one)], [two, two, one]);
             assert!(!(nan.max(one).is_finite() || one.max(nan).is_finite() || nan.max(nan).is_finite()));
+        }
+        check::<f32>();
+        check::<f64>();
+    }
+
+    #[test]
+    fn exponentials_end_where_they_say() {
+        fn check<T: Number>() {
+            assert!(
+                T::from_f64(T::EXP_IS_ZERO_BELOW).exp() == T::ZERO
+                    && T::from_f64(T::EXP_IS_ZERO_BELOW + 0.5).exp() > T::ZERO
+            );
         }
         check::<f32>();
         check::<f64>();

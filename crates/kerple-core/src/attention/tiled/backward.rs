@@ -18,9 +18,11 @@
 
 mod decay_cumsum;
 mod segment;
+mod visits;
 
 use self::segment::{TiledBackwardCall, TiledBackwardScratch};
-use super::blocks::{KeyBlocks, key_blocks};
+use self::visits::TileVisits;
+use super::blocks::key_blocks;
 use super::decay_cumsum::add_queries;
 use super::feature_decay::FeatureDecay;
 use super::gate_cumsum;
@@ -73,7 +75,6 @@ impl<R: Number> SimdKernel<R> for TiledBackward<'_, R> {
         } = gradients;
         sinks::backward(problem, &saved, d_sinks);
         let distances = problem.offsets(|alone| heads * distances(alone));
-        let query_blocks = problem.offsets(|alone| heads * alone.dims.queries.div_ceil(QUERIES));
         let partial = |wanted: bool| if wanted { vec![R::ZERO; distances[problem.segments()]] } else { Vec::new() };
         let (mut bias_sums, mut weight_sums) = (partial(d_bias.is_some()), partial(d_weight.is_some()));
         let (d_rows, d_profiles) =
@@ -95,7 +96,7 @@ impl<R: Number> SimdKernel<R> for TiledBackward<'_, R> {
         let of_tokens = |tokens: usize| Strides { batch: heads * tokens, head: tokens, row: 1 };
         let flat = Strides { batch: 0, head: 0, row: 1 };
         let largest = problem.largest();
-        let hulls = hulls(problem);
+        let visits = TileVisits::new(lanes, problem, &saved);
         let all = TiledBackwardSegments {
             lanes,
             problem,
@@ -108,18 +109,13 @@ impl<R: Number> SimdKernel<R> for TiledBackward<'_, R> {
             bias: PaddedTable::bias(&largest, DistanceOrder::Descending, QUERIES + KEYS),
             weight: PaddedTable::weight(&largest, DistanceOrder::Descending, QUERIES + KEYS),
             turns: Turns::from_first((0..problem.segments()).flat_map(|number| {
-                let alone = problem.alone(number);
-                let (blocks, hulls) = (alone.dims.queries.div_ceil(QUERIES), &hulls);
-                (0..heads * blocks).map(move |sum| match hulls.get(number * blocks + sum % blocks) {
-                    _ if from_last => 0,
-                    Some(hull) => hull.first_turn(),
-                    None => key_blocks(&alone, sum % blocks).first_turn(),
-                })
+                let (alone, visits) = (problem.alone(number), &visits);
+                (0..heads * alone.dims.queries.div_ceil(QUERIES))
+                    .map(move |sum| if from_last { 0 } else { visits.key_blocks([number, sum], &alone).first_turn() })
             })),
             table_turns: Turns::new(problem.segments() * heads, |_| 0),
             distances: &distances,
-            query_blocks,
-            hulls: &hulls,
+            visits: &visits,
             with_rows,
             carry: from_last.then(|| {
                 let strides = of_tokens(queries);
@@ -194,20 +190,6 @@ impl<R: Number> SimdKernel<R> for TiledBackward<'_, R> {
     }
 }
 
-/// Where queries have intervals of keys: the blocks of keys of each block of queries, by sequence; empty otherwise, since
-/// they are quickly computed then.
-fn hulls<R: Number>(problem: &AttentionProblem<R>) -> Vec<KeyBlocks> {
-    if problem.intervals.is_none() {
-        return Vec::new();
-    }
-    let blocks = problem.dims.queries.div_ceil(QUERIES);
-    let of_sequence = |number| {
-        let alone = problem.alone(number);
-        (0..blocks).map(move |block| key_blocks(&alone, block))
-    };
-    (0..problem.segments()).flat_map(of_sequence).collect()
-}
-
 /// Distances between the queries and keys of a segment, from `-ahead` on; none where there is padding only.
 fn distances<R: Number>(alone: &AttentionProblem<R>) -> usize {
     if alone.length(0) == 0 { 0 } else { alone.ahead() + alone.dims.keys }
@@ -269,10 +251,7 @@ struct TiledBackwardSegments<'a, L: Lanes> {
     table_turns: Turns,
     /// Where the distances of a segment start in `d_bias` and `d_weight`.
     distances: &'a [usize],
-    /// Where the blocks of queries of a segment start in `turns`.
-    query_blocks: Vec<usize>,
-    /// See [`hulls`].
-    hulls: &'a [KeyBlocks],
+    visits: &'a TileVisits,
     /// `[B, H, Q]`
     lse: View<'a, L::Number>,
     /// `d_out.out`, the mean of `d_out.v` under the weights, `[B, H, Q]`.

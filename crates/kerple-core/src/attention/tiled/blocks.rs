@@ -6,7 +6,7 @@ use crate::attention::AttentionProblem;
 use std::ops::Range;
 
 /// The blocks of keys that a block of queries sees. Those between first tokens and a window are skipped.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct KeyBlocks {
     /// Blocks from block 0 on of which only first tokens are seen.
     sink_blocks: usize,
@@ -17,6 +17,21 @@ pub(super) struct KeyBlocks {
 impl KeyBlocks {
     pub(super) fn is_empty(&self) -> bool {
         self.sink_blocks == 0 && self.hull.is_empty()
+    }
+
+    /// Keys of the blocks of which not only first tokens are seen, up to whole blocks.
+    pub(super) fn keys(&self) -> Range<usize> {
+        self.hull.start * KEYS..self.hull.end * KEYS
+    }
+
+    /// Leaves out the blocks before one of those.
+    pub(super) fn start_at(&mut self, block: usize) {
+        self.hull.start = block;
+    }
+
+    /// From the first to the last.
+    pub(super) fn blocks(&self) -> impl Iterator<Item = usize> + use<> {
+        (0..self.sink_blocks).chain(self.hull.clone())
     }
 
     pub(super) fn contains(&self, block: usize) -> bool {

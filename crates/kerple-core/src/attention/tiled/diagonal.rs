@@ -93,6 +93,9 @@ impl<R: Number> DiagonalSums<R> {
     /// Adds to `table`, as far as it goes, and starts again from zero; `origin` is the column of the distance of query 0 to
     /// the block's first key.
     pub(super) fn move_into(&mut self, table: &mut [R], origin: isize) {
+        if self.queries == 0 {
+            return; // nobody sees the block
+        }
         let (queries, origin) = (self.queries, origin + self.first_query as isize);
         let column = |from_origin: isize| (origin + from_origin).clamp(0, table.len() as isize) as usize;
         let columns = column(1 - KEYS as isize)..column(queries as isize);

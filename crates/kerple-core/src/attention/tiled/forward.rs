@@ -11,7 +11,7 @@
 //! (`StoreMode::Rescale`), so rescaling is not a pass of its own. The mask has no code in the inner
 //! loop: the padded table holds minus infinity at every distance that the mask hides, and tiles
 //! without hidden pairs and without a bias do not read it. Strips of keys that no query of a
-//! vector sees are skipped.
+//! vector sees are skipped, and so are tiles whose weights are 0 (`pruning`).
 
 use super::decay_cumsum::{DecayTile, DecayedRows, HeadDecays};
 use super::decode::SplitKvDecode;
@@ -20,6 +20,7 @@ use super::gate_cumsum::{GateOffsets, TileGates};
 use super::interval_mask::{IntervalMask, TileVisibility, add_stray_row, take_stray_rows};
 use super::normalizer::{TileWeights, softpick_eps};
 use super::position_kernel::{HeadKernel, KernelScores, PositionTile};
+use super::pruning::Pruning;
 use super::relative::{RelativeProfiles, RelativeScores};
 use super::table::{DistanceOrder, PaddedTable, TileTable};
 use crate::Number;
@@ -67,13 +68,14 @@ impl<R: Number> SimdKernel<R> for TiledForward<'_, R> {
             feature_decay: FeatureDecay::new(&largest, QUERIES.max(KEYS)),
             kernels: HeadKernel::all(problem),
             relative: RelativeProfiles::new(&largest, DistanceOrder::Ascending),
+            pruning: Pruning::new(lanes, problem, [self.k, self.v]),
         };
         let scratch = || TiledForwardScratch::new::<L>(problem, &tables);
         let count = |queries: usize| if queries == 1 { 0 } else { queries.div_ceil(QUERIES) };
         let blocks = SegmentBlocks::new(problem, problem.dims.heads, |segment| count(segment.queries));
         workers::for_each(blocks.items(), scratch, |scratch, item| {
             let SegmentBlock { segment, head, block } = blocks.independent(item);
-            let call = TiledForwardCall { lanes, tables: &tables, of: self.alone(segment) };
+            let call = TiledForwardCall { lanes, tables: &tables, number: segment, of: self.alone(segment) };
             call.query_block(scratch, head, block * QUERIES);
         });
         if problem.documents.is_some() {
@@ -130,12 +132,14 @@ struct ForwardTables<'a, R> {
     /// Of learned positions, by head.
     kernels: Vec<HeadKernel<R>>,
     relative: Option<RelativeProfiles<R>>,
+    pruning: Option<Pruning<'a, R>>,
 }
 
 /// One segment.
 struct TiledForwardCall<'a, L: Lanes> {
     lanes: L,
     tables: &'a ForwardTables<'a, L::Number>,
+    number: usize,
     of: TiledForward<'a, L::Number>,
 }
 
@@ -260,7 +264,12 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
         let AttentionDims { heads, kv_heads, head_dim, .. } = self.of.problem.dims;
         let queries = (self.of.problem.dims.queries - first_query).min(QUERIES);
         let sink_tokens = self.of.problem.sink_tokens_before(first_query..first_query + queries);
-        let seen = self.of.problem.hull(first_query..first_query + queries);
+        let mut seen = self.of.problem.hull(first_query..first_query + queries);
+        if let Some(pruning) = &self.tables.pruning {
+            let (queries, rows) = (first_query..first_query + queries, [self.of.q, self.of.k]);
+            let bounds = pruning.forward_bounds(self.lanes, &self.of.problem, head, queries, rows);
+            seen.start = pruning.first_key([self.number, head], &self.of.problem, &bounds, seen.clone());
+        }
         if let Some(mask) = &mut scratch.mask {
             mask.begin(&self.of.problem, first_query..first_query + queries);
         }

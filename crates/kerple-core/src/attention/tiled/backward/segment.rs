@@ -4,7 +4,7 @@ use super::decay_cumsum::BackwardDecays;
 use super::{KEYS, QUERIES, TiledBackwardSegments, distances};
 use crate::Number;
 use crate::attention::dropout::{DropoutFactors, DropoutTile};
-use crate::attention::tiled::blocks::{KeyBlocks, key_blocks, most_queries, query_blocks};
+use crate::attention::tiled::blocks::most_queries;
 use crate::attention::tiled::diagonal::DiagonalSums;
 use crate::attention::tiled::gate_cumsum::{GateOffsets, TileGates};
 use crate::attention::tiled::gradient::{GateGradientSums, PairGradient, RowLogits, TileScoreGradient};
@@ -21,7 +21,6 @@ use crate::tiles::microkernel::StoreMode;
 use crate::tiles::product::{SmallGemm, StridedMatrix};
 use crate::tiles::rows::{AddRow, AddScaledRow, CopyRows, ScaleRow, Transpose};
 use crate::tiles::workers;
-use std::ops::Range;
 
 /// One segment of a call.
 pub(super) struct TiledBackwardCall<'a, L: Lanes> {
@@ -155,26 +154,6 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
         self.store_keys(scratch, kv_head, first_key, stored);
     }
 
-    /// Blocks of keys that a block of queries sees.
-    fn key_blocks(&self, query_block: usize) -> KeyBlocks {
-        let blocks = self.problem.dims.queries.div_ceil(QUERIES);
-        match self.all.hulls.get(self.number * blocks + query_block) {
-            Some(hull) => hull.clone(),
-            None => key_blocks(&self.problem, query_block),
-        }
-    }
-
-    /// Blocks of queries from the first that sees something of a block of keys to the last.
-    fn query_blocks(&self, block: usize) -> Range<usize> {
-        let allowed = query_blocks(&self.problem, block);
-        if self.problem.intervals.is_none() {
-            return allowed;
-        }
-        let sees = |query_block: &usize| self.key_blocks(*query_block).contains(block);
-        let first = allowed.clone().find(sees).unwrap_or(allowed.end);
-        first..allowed.rev().find(sees).map_or(first, |last| last + 1)
-    }
-
     /// Adds to the gradients of values what the queries at their positions give them of what is left.
     fn add_remainders(
         &self,
@@ -199,7 +178,8 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
     /// Adds one head's gradients from a block of keys.
     fn head(&self, scratch: &mut TiledBackwardScratch<L::Number>, head: usize, block: usize, keys: usize) {
         let first_key = block * KEYS;
-        let query_blocks = self.query_blocks(block);
+        let visits = self.all.visits;
+        let query_blocks = visits.query_blocks([self.number, head, block], &self.problem);
         for sums in [&mut scratch.d_bias, &mut scratch.d_weight].into_iter().flatten() {
             sums.begin(query_blocks.start * QUERIES, query_blocks.len() * QUERIES);
         }
@@ -212,12 +192,12 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
             of_tile.offsets[1].load(&x[first_key..][..keys], x[first_key]);
         }
         for query_block in query_blocks {
-            let key_blocks = self.key_blocks(query_block);
+            let unit = [self.number, head * self.problem.dims.queries.div_ceil(QUERIES) + query_block];
+            let key_blocks = visits.key_blocks(unit, &self.problem);
             if !key_blocks.contains(block) {
                 continue;
             }
-            let blocks = self.problem.dims.queries.div_ceil(QUERIES);
-            let sum = self.all.query_blocks[self.number] + head * blocks + query_block;
+            let sum = visits.sum(unit);
             let [turn, first_turn] = match &self.carry {
                 Some(_) => [key_blocks.turn_from_last(block), 0],
                 None => [key_blocks.turn(block), key_blocks.first_turn()],
