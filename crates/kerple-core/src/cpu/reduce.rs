@@ -11,35 +11,51 @@ const LANES: usize = 64;
 /// Folds equally long slices lane by lane.
 #[inline(always)]
 fn fold_lanes<T: Number, const N: usize>(slices: [&[T]; N], start: T, step: impl Fn(T, [T; N]) -> T) -> [T; LANES] {
+    // loops, since `array::map` may become a call for every element
     let len = slices[0].len();
-    let slices = slices.map(|slice| &slice[..len]);
-    let mut lanes = [start; LANES];
-    let whole = len - len % LANES;
-    let mut at = 0;
-    while at < whole {
-        let blocks = slices.map(|slice| &slice[at..at + LANES]);
-        for (i, lane) in lanes.iter_mut().enumerate() {
-            *lane = step(*lane, blocks.map(|block| block[i]));
-        }
-        at += LANES;
+    let mut parts = [(&[][..], &[][..]); N];
+    for (parts, slice) in parts.iter_mut().zip(slices) {
+        *parts = slice[..len].as_chunks::<LANES>();
     }
-    let rest = slices.map(|slice| &slice[whole..]);
-    for (i, lane) in lanes.iter_mut().enumerate().take(len - whole) {
-        *lane = step(*lane, rest.map(|block| block[i]));
+    let mut lanes = [start; LANES];
+    for block in 0..len / LANES {
+        let mut blocks = [&parts[0].0[block]; N];
+        for (block_of, (whole, _)) in blocks.iter_mut().zip(&parts) {
+            *block_of = &whole[block];
+        }
+        for (i, lane) in lanes.iter_mut().enumerate() {
+            let mut values = [start; N];
+            for (value, block) in values.iter_mut().zip(&blocks) {
+                *value = block[i];
+            }
+            *lane = step(*lane, values);
+        }
+    }
+    for (i, lane) in lanes.iter_mut().enumerate().take(len % LANES) {
+        let mut values = [start; N];
+        for (value, (_, rest)) in values.iter_mut().zip(&parts) {
+            *value = rest[i];
+        }
+        *lane = step(*lane, values);
     }
     lanes
 }
 
-/// Combines lanes pairwise: 32 with 32, then 16 with 16, down to one.
+/// Combines lanes pairwise: of 64, 32 with 32, then 16 with 16, down to one.
 #[inline(always)]
-fn combine<T: Number>(mut lanes: [T; LANES], both: impl Fn(T, T) -> T) -> T {
-    let mut width = LANES / 2;
-    while width > 0 {
-        for i in 0..width {
-            lanes[i] = both(lanes[i], lanes[i + width]);
-        }
-        width /= 2;
+pub(crate) fn combine<T: Number, const LANES: usize>(mut lanes: [T; LANES], both: impl Fn(T, T) -> T) -> T {
+    // each width by itself, which makes it instructions on vectors
+    macro_rules! halve {
+        ($($width:literal)+) => {
+            $(if $width < LANES {
+                for i in 0..$width {
+                    lanes[i] = both(lanes[i], lanes[i + $width]);
+                }
+            })+
+        };
     }
+    const { assert!(LANES.is_power_of_two() && LANES <= 64) };
+    halve!(32 16 8 4 2 1);
     lanes[0]
 }
 

@@ -123,7 +123,7 @@ vectorized! {
             let z = if both && *z < T::ZERO { -*z } else { *z };
             lanes[0] = if z > lanes[0] { z } else { lanes[0] };
         }
-        reduce::max(&lanes)
+        reduce::combine(lanes, |a, b| if b > a { b } else { a })
     }
 }
 

@@ -22,8 +22,7 @@
 //! any length is trained chunk by chunk, from the last to the first.
 
 use super::decay::DecayTerms;
-use super::forward::{HeadTask, load, products};
-use super::gates::ChunkGates;
+use super::forward::{HeadTask, Strips, load};
 use super::state::{ChunkRows, HeadState, HeadStateGradient, RecurrentState, StateGradient, StateSums};
 use super::{
     CHUNK, DecayGradient, DocumentSegment, LinearAttentionDims, LinearAttentionGradients, LinearAttentionProblem,
@@ -33,7 +32,7 @@ use crate::Number;
 use crate::attention::segments::SumsByRow;
 use crate::attention::{View, ViewMut};
 use crate::cpu::reduce;
-use crate::features::{FeatureChain, FeatureChainScratch, RowKind, RowProduct, padded};
+use crate::features::{FeatureChain, FeatureChainScratch, RowKind, padded};
 use crate::tiles::microkernel::StoreMode;
 use std::sync::Mutex;
 
@@ -354,39 +353,29 @@ impl<T: Number> HeadTask<'_, T> {
         if keys == 0 {
             return;
         }
-        self.value_products([rows, keys, near_len], scratch);
+        let strips = Strips { before, rows, keys };
+        self.value_products(strips, near_len, scratch);
+        let LinearBackwardScratch { queries, unit, turned, products, of_values, d_features, .. } = scratch;
         if outputs.sizes[1] > 0 {
-            let LinearBackwardScratch { queries, unit, turned, products: to, of_values, .. } = &mut *scratch;
-            products(queries, &unit.keys, [rows, keys, width], turned, (&mut to[..], near_len));
+            strips.products(queries, &unit.keys, width, turned, (&mut products[..], near_len));
             // SAFETY: this item alone writes the part of its head and sequence.
             let d_near = unsafe { outputs.d_near.row(0, self.head, 0, near_len) };
             for t in 0..rows {
-                let row = t * near_len..t * near_len + (before + t + 1).min(keys);
-                loops::add_products(&mut d_near[near_len - 1 - before - t..], &to[row.clone()], &of_values[row]);
+                let row = t * near_len..t * near_len + strips.seen(t);
+                loops::add_products(&mut d_near[near_len - 1 - before - t..], &products[row.clone()], &of_values[row]);
             }
         }
-        self.mask(before, [rows, keys, near_len], &scratch.unit.gates, &mut scratch.of_values);
-        let LinearBackwardScratch { of_values, unit, d_features, .. } = scratch;
-        let product = RowProduct { sizes: [rows, keys, width], a: (of_values, [near_len, 1]), b: (&unit.keys, width) };
-        product.to(d_features, width, StoreMode::Accumulate);
+        strips.mask(self.terms, &unit.gates, of_values, near_len);
+        strips.times(of_values, near_len, &unit.keys, (d_features, width));
     }
 
     /// `g_i.u_j` of queries and near keys, `[rows, stride]`.
-    fn value_products(&self, [rows, keys, stride]: [usize; 3], scratch: &mut LinearBackwardScratch<T>) {
+    fn value_products(&self, strips: Strips, stride: usize, scratch: &mut LinearBackwardScratch<T>) {
         let value = scratch.d_values.len() / CHUNK;
         let LinearBackwardScratch { d_sums, d_counts, unit, turned, of_values, .. } = scratch;
-        products(d_sums, &unit.values, [rows, keys, value], turned, (&mut of_values[..], stride));
-        for (row, d_count) in of_values.chunks_exact_mut(stride).zip(d_counts).take(rows) {
-            loops::add(&mut row[..keys], *d_count);
-        }
-    }
-
-    /// Masks products `[rows, stride]` causally and applies decay and gates; the first query has number `before` among the keys.
-    fn mask(&self, before: usize, [rows, keys, stride]: [usize; 3], gates: &ChunkGates<T>, products: &mut [T]) {
-        for (t, row) in products.chunks_exact_mut(stride).take(rows).enumerate() {
-            let seen = (before + t + 1).min(keys);
-            self.terms.mask(before + t, seen, &mut row[..keys]);
-            gates.decay(before + t, &mut row[..seen]);
+        strips.products(d_sums, &unit.values, value, turned, (&mut of_values[..], stride));
+        for (t, (row, d_count)) in of_values.chunks_exact_mut(stride).zip(d_counts).enumerate().take(strips.rows) {
+            loops::add(&mut row[..strips.seen(t)], *d_count);
         }
     }
 
@@ -434,18 +423,16 @@ impl<T: Number> HeadTask<'_, T> {
     /// `d_features` of keys and `d_values` through the near queries.
     fn keys_of_near(&self, rows: usize, scratch: &mut LinearBackwardScratch<T>) {
         let (width, value) = (scratch.d_features.len() / CHUNK, scratch.d_values.len() / CHUNK);
-        let keys = scratch.unit.valid;
-        let sizes = [rows, keys, CHUNK];
-        self.value_products(sizes, scratch);
-        self.mask(0, sizes, &scratch.unit.gates, &mut scratch.of_values);
-        let LinearBackwardScratch { queries, unit, turned, products: of_features, .. } = &mut *scratch;
-        products(queries, &unit.keys, [rows, keys, width], turned, (&mut of_features[..], CHUNK));
-        self.mask(0, sizes, &scratch.unit.gates, &mut scratch.products);
-        let LinearBackwardScratch { products, of_values, queries, d_sums, d_features, d_values, .. } = scratch;
-        let product = RowProduct { sizes: [keys, rows, width], a: (of_values, [1, CHUNK]), b: (queries, width) };
-        product.to(d_features, width, StoreMode::Accumulate);
-        let product = RowProduct { sizes: [keys, rows, value], a: (products, [1, CHUNK]), b: (d_sums, value) };
-        product.to(d_values, value, StoreMode::Accumulate);
+        let strips = Strips { before: 0, rows, keys: scratch.unit.valid };
+        self.value_products(strips, CHUNK, scratch);
+        let LinearBackwardScratch { products, of_values, queries, d_sums, d_features, d_values, unit, turned, .. } =
+            scratch;
+        strips.products(queries, &unit.keys, width, turned, (&mut products[..], CHUNK));
+        for products in [&mut *of_values, products] {
+            strips.mask(self.terms, &unit.gates, products, CHUNK);
+        }
+        strips.transposed_times(of_values, CHUNK, queries, (d_features, width));
+        strips.transposed_times(products, CHUNK, d_sums, (d_values, value));
     }
 
     /// Adds to both what the sums over queries give.

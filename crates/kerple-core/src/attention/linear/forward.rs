@@ -1,6 +1,7 @@
 //! Causal rows, chunk by chunk, after a state.
 
 use super::decay::DecayTerms;
+use super::gates::ChunkGates;
 use super::state::{ChunkRows, HeadState, StateSums};
 use super::{CHUNK, DocumentSegment, LinearAttentionInputs, LinearAttentionProblem, RecurrentState, loops, workers};
 use crate::Number;
@@ -9,6 +10,7 @@ use crate::cpu::lanes;
 use crate::features::{FeatureChain, FeatureChainScratch, RowKind, RowProduct, RowRange, padded, transpose};
 use crate::tiles::microkernel::StoreMode;
 use crate::tiles::rows::CopyRows;
+use std::ops::Range;
 use std::sync::Mutex;
 
 /// Copies rows of a view of one sequence to `[rows, padded(width)]`.
@@ -250,29 +252,99 @@ impl<'a, T: Number> HeadTask<'a, T> {
         if keys == 0 {
             return;
         }
-        let to = (&mut scratch.products[..], near_len);
-        products(&scratch.queries, &unit.keys, [rows, keys, width], &mut scratch.keys, to);
-        for (t, row) in scratch.products.chunks_exact_mut(near_len).take(rows).enumerate() {
-            let seen = (before + t + 1).min(keys);
-            self.terms.mask(before + t, seen, &mut row[..keys]);
-            unit.gates.decay(before + t, &mut row[..seen]);
-            scratch.counts[t] += loops::sum(&row[..seen]);
+        let LinearForwardScratch { queries, keys: turned, products, sums, counts, .. } = scratch;
+        let strips = Strips { before, rows, keys };
+        let to = (&mut products[..], near_len);
+        strips.products(queries, &unit.keys, width, turned, to);
+        strips.mask(self.terms, &unit.gates, products, near_len);
+        for (t, count) in counts.iter_mut().enumerate().take(rows) {
+            *count += loops::sum(&products[t * near_len..][..strips.seen(t)]);
         }
-        let product =
-            RowProduct { sizes: [rows, keys, value], a: (&scratch.products, [near_len, 1]), b: (&unit.values, value) };
-        product.to(&mut scratch.sums, value, StoreMode::Accumulate);
+        strips.times(products, near_len, &unit.values, (sums, value));
     }
 }
 
-/// `a_i.b_j`, `[rows, stride]`, of rows `a` and `b` of one width; `room` holds `b` transposed.
-pub(super) fn products<T: Number>(
-    a: &[T],
-    b: &[T],
-    [rows, keys, width]: [usize; 3],
-    room: &mut [T],
-    (to, stride): (&mut [T], usize),
-) {
-    transpose((b, width), [keys, width], room, stride);
-    let product = RowProduct { sizes: [rows, width, padded(keys)], a: (a, [width, 1]), b: (room, stride) };
-    product.to(to, stride, StoreMode::Overwrite);
+/// Rows which see the keys before them and their own, row `t` of them `before + t + 1`; those of padding are not among `keys`.
+///
+/// Products go a few rows at a time, with the keys that the last of them sees.
+#[derive(Clone, Copy)]
+pub(super) struct Strips {
+    pub(super) before: usize,
+    pub(super) rows: usize,
+    pub(super) keys: usize,
+}
+
+/// Rows of a strip: what blocks in registers divide, which have 4, 6 or 8 rows.
+const STRIP: usize = 24;
+
+impl Strips {
+    /// Keys that row `t` sees.
+    pub(super) fn seen(&self, t: usize) -> usize {
+        (self.before + t + 1).min(self.keys)
+    }
+
+    /// Rows of each strip.
+    fn all(self) -> impl Iterator<Item = Range<usize>> {
+        (0..self.rows).step_by(STRIP).map(move |start| start..self.rows.min(start + STRIP))
+    }
+
+    /// `a_i.b_j`, `[rows, stride]`, of rows `a` and `b` of one width, up to what a strip sees; `room` holds `b` transposed.
+    pub(super) fn products<T: Number>(
+        self,
+        a: &[T],
+        b: &[T],
+        width: usize,
+        room: &mut [T],
+        (to, stride): (&mut [T], usize),
+    ) {
+        transpose((b, width), [self.keys, width], room, stride);
+        for strip in self.all() {
+            let sizes = [strip.len(), width, padded(self.seen(strip.end - 1))];
+            let product = RowProduct { sizes, a: (&a[strip.start * width..], [width, 1]), b: (room, stride) };
+            product.to(&mut to[strip.start * stride..], stride, StoreMode::Overwrite);
+        }
+    }
+
+    /// Masks products causally, up to what a strip sees, and applies decay and gates.
+    pub(super) fn mask<T: Number>(
+        self,
+        terms: &DecayTerms<T>,
+        gates: &ChunkGates<T>,
+        products: &mut [T],
+        stride: usize,
+    ) {
+        for strip in self.all() {
+            let in_strip = self.seen(strip.end - 1);
+            for t in strip {
+                let (row, seen) = (&mut products[t * stride..][..in_strip], self.seen(t));
+                terms.mask(self.before + t, seen, row);
+                gates.decay(self.before + t, &mut row[..seen]);
+            }
+        }
+    }
+
+    /// Adds masked products `[rows, stride]` times rows of keys to rows of the same width.
+    pub(super) fn times<T: Number>(self, products: &[T], stride: usize, b: &[T], (to, width): (&mut [T], usize)) {
+        for strip in self.all() {
+            let sizes = [strip.len(), self.seen(strip.end - 1), width];
+            let product = RowProduct { sizes, a: (&products[strip.start * stride..], [stride, 1]), b: (b, width) };
+            product.to(&mut to[strip.start * width..], width, StoreMode::Accumulate);
+        }
+    }
+
+    /// Adds masked products, transposed, times the rows to keys, where nothing is before; keys come in strips of rows too.
+    pub(super) fn transposed_times<T: Number>(
+        self,
+        products: &[T],
+        stride: usize,
+        a: &[T],
+        (to, width): (&mut [T], usize),
+    ) {
+        for start in (0..self.keys.min(self.rows)).step_by(STRIP) {
+            let sizes = [(self.keys - start).min(STRIP), self.rows - start, width];
+            let products = (&products[start * stride + start..], [1, stride]);
+            let product = RowProduct { sizes, a: products, b: (&a[start * width..], width) };
+            product.to(&mut to[start * width..], width, StoreMode::Accumulate);
+        }
+    }
 }

@@ -292,16 +292,23 @@ impl<T: Number> StateSums<T> {
         let (mut store, width, value) = (store, self.width, padded(self.value_dim));
         for (m, across) in self.across.chunks_exact(width * value).enumerate() {
             let count = &self.of_shapes[m * self.size() + self.value_dim * width..][..width];
-            for (i, (to, features)) in
-                wide.chunks_exact_mut(width).zip(rows.features.chunks_exact(width)).take(rows.count).enumerate()
-            {
-                loops::scaled(to, rows.factor(terms, m, i), features);
-                if let Some(counts) = &mut counts {
-                    let before = if m == 0 { T::ZERO } else { counts[i] };
-                    counts[i] = before + reduce::dot(to, count);
+            let weighed = if terms.is_plain() && rows.factors.is_none() {
+                rows.features
+            } else {
+                let each = wide.chunks_exact_mut(width).zip(rows.features.chunks_exact(width));
+                for (i, (to, features)) in each.enumerate().take(rows.count) {
+                    loops::scaled(to, rows.factor(terms, m, i), features);
+                }
+                &*wide
+            };
+            if let Some(counts) = &mut counts {
+                for (to, weighed) in counts.iter_mut().zip(weighed.chunks_exact(width)).take(rows.count) {
+                    let before = if m == 0 { T::ZERO } else { *to };
+                    *to = before + reduce::dot(weighed, count);
                 }
             }
-            let product = RowProduct { sizes: [rows.count, width, value], a: (wide, [width, 1]), b: (across, value) };
+            let product =
+                RowProduct { sizes: [rows.count, width, value], a: (weighed, [width, 1]), b: (across, value) };
             product.to(values, value, store);
             store = StoreMode::Accumulate;
         }
