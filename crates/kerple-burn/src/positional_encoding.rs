@@ -281,6 +281,15 @@ impl PositionalEncoding {
         one.encoding.table(&one.geometry, &one.numbers(layer), len)
     }
 
+    /// Rank and profiles `[R, E]` of a layer's relative bias, for drawing and reports; `None`: it has none.
+    pub fn profiles(&self, layer: usize) -> Option<(usize, Vec<f64>)> {
+        let one = self.of_layer(layer);
+        let form = one.encoding.row_profiles(&one.geometry)?;
+        let parameters = one.encoding.parameters(&one.geometry);
+        let at = parameters.iter().position(|parameter| parameter.shape == [form.rank, form.reach])?;
+        Some((form.rank, one.encoding.constrained(&one.geometry, &one.numbers(layer)).swap_remove(at)))
+    }
+
     /// The distance at which the bias of a layer ends; `None`: it goes on, or is none.
     pub fn reach(&self, layer: usize) -> Option<usize> {
         self.of_layer(layer).encoding.reach

@@ -30,6 +30,7 @@ fn smooth(bias: &str, weight: Option<&str>) -> Encoding {
         weight,
         keep: Constraint::Smooth,
         unproven: false,
+        start: None,
     }))
 }
 

@@ -6,12 +6,13 @@
 //! | `.csv` | a header `distance,NAME,..`; an empty cell is a missing value of that curve |
 //! | `.json` | `{"distances": [..], "curves": [{"name", "values", "weights"?, "buckets"?}]}`; `null` is a missing value |
 //! | `.safetensors` | a tensor `[layers, heads, distances]` or `[heads, distances]` over the distances 0, 1, .. |
-//! | folder with `config.json` | the relative biases of T5 and its relatives, a value per bucket |
+//! | folder with `config.json` | the relative biases of T5 and its relatives, a value per bucket; of Inkling, by rows of queries |
 //!
 //! Sizes are compared with limits before memory is taken. Each error names the file, the curve and the number.
 
 mod csv;
 mod json;
+mod profiles;
 mod run;
 mod tensors;
 mod transformers;
@@ -36,6 +37,8 @@ pub struct ReadOptions {
     pub weights: Option<String>,
     /// Distances of a run's curves; 32 times the training length if absent.
     pub length: Option<usize>,
+    /// Rows of queries, for a bias that depends on the query: a tensor of the source, or a `.safetensors` file with one.
+    pub queries: Option<String>,
     /// First and last distance that counts.
     pub points: Option<(f64, f64)>,
 }
@@ -73,10 +76,10 @@ pub fn read(path: &Path, options: &ReadOptions) -> Result<CurveSource> {
     let mut sharing = Vec::new();
     let (raw, notes) = match extension.as_str() {
         _ if is_run => run::read(path, options, &mut sharing)?,
-        _ if is_folder => transformers::read(path)?,
+        _ if is_folder => transformers::read(path, options)?,
         "csv" => (csv::read(path, options)?, Vec::new()),
         "json" => (json::read(path, options)?, Vec::new()),
-        "safetensors" => (tensors::read(path, options)?, Vec::new()),
+        "safetensors" => tensors::read(path, options)?,
         _ => {
             let message = format!("{}: neither a folder nor a file of curves", path.display());
             let hint =
@@ -104,6 +107,11 @@ fn refuse_unread(path: &Path, kind: &str, options: &ReadOptions) -> Result<()> {
             "weights",
             options.weights.is_some() && ["run", "transformers"].contains(&kind),
             "a .csv, .json or .safetensors file",
+        ),
+        (
+            "queries",
+            options.queries.is_some() && !["run", "transformers", "safetensors"].contains(&kind),
+            "a bias that depends on the query: a run folder, a .safetensors file or a transformers folder",
         ),
         ("length", options.length.is_some() && kind != "run", "a run folder"),
     ];

@@ -19,6 +19,7 @@
 //! rejected: they would need a stricter correction, and a difference of two finalists answers no question of the search.
 
 mod confirmation;
+mod figures;
 mod page;
 mod plan;
 mod stages;

@@ -147,18 +147,22 @@ fn layers_section(report: &FitReport) -> FitSection {
         id: "layers",
         title: "Layers".to_owned(),
         text: vec![
-            "One expression for all heads of a layer: the family with the least sum of the criterion. The keys \
-             below start a run from the fit."
-                .to_owned(),
+            if report.options.per_head {
+                "Each head has a family of its own, of those that its curve does not exclude. The keys below start a run \
+                 where one expression has all of a layer as special cases."
+            } else {
+                "One expression for all heads of a layer: the family with the least sum of the criterion. The keys \
+                 below start a run from the fit."
+            }
+            .to_owned(),
         ],
         ..FitSection::default()
     };
     for source in report.sources.iter().filter(|source| !source.layers.is_empty()) {
         let rows = source.layers.iter().map(|layer| {
             let (heads, near) = layer.heads;
-            let family = layer.family.clone().unwrap_or_else(|| "no kernel".to_owned());
-            let mut line =
-                row(layer.name(), vec![family, heads.to_string(), near.to_string(), layer.without_kernel.to_string()]);
+            let counts = [heads, near, layer.without_kernel].map(|count| count.to_string());
+            let mut line = row(layer.name(), [vec![layer.expression()], counts.to_vec()].concat());
             line.cells[0].note = layer.note.clone();
             line
         });

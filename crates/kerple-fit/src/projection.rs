@@ -140,10 +140,11 @@ fn solve(columns: &[Vec<f64>], free: &[usize], mut target: Vec<f64>, admitted: A
     best.expect("no members at all are always admitted").1
 }
 
-type Solved = (Vec<f64>, Vec<f64>, Vec<Vec<f64>>);
+/// Coefficients, residual, and orthonormal columns that span the fitted ones.
+pub(crate) type Solved = (Vec<f64>, Vec<f64>, Vec<Vec<f64>>);
 
 /// Least squares by modified Gram-Schmidt with the target as last column; nothing where columns depend on each other.
-fn least_squares(columns: &[&[f64]], target: &[f64]) -> Option<Solved> {
+pub(crate) fn least_squares(columns: &[&[f64]], target: &[f64]) -> Option<Solved> {
     let count = columns.len();
     let mut basis: Vec<Vec<f64>> = Vec::with_capacity(count);
     let mut upper = vec![vec![0.0; count]; count];
@@ -182,7 +183,8 @@ fn least_squares(columns: &[&[f64]], target: &[f64]) -> Option<Solved> {
     along.iter().all(|x| x.is_finite()).then_some((along, residual, basis))
 }
 
-fn remove_along(column: &mut [f64], basis: &[Vec<f64>]) {
+/// Removes the part of a column along orthonormal ones.
+pub(crate) fn remove_along(column: &mut [f64], basis: &[Vec<f64>]) {
     for unit in basis {
         let along = dot(column, unit);
         column.iter_mut().zip(unit).for_each(|(x, q)| *x -= along * q);

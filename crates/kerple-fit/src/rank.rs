@@ -7,6 +7,7 @@ use crate::family::Family;
 use crate::fit::{FamilyOptimum, fit_family};
 use crate::interval::{Ends, intervals};
 use crate::observations::{Observations, dot};
+use crate::phase::{DAMPED_COS, PhaseFit, WavePhase};
 use crate::projection::Amplitudes;
 use crate::search::{FIT_DECREASE, MAX_STEPS, SearchLimits, search};
 use kerple_run::{Error, Result};
@@ -26,11 +27,13 @@ pub struct FitOptions {
     pub noise: Noise,
     /// By what families are ranked.
     pub by: RankBy,
+    /// Whether heads of a layer may have different families, or all have that with the least sum of the criterion.
+    pub per_head: bool,
 }
 
 impl Default for FitOptions {
     fn default() -> FitOptions {
-        FitOptions { families: Family::named(), noise: Noise::default(), by: RankBy::default() }
+        FitOptions { families: Family::named(), noise: Noise::default(), by: RankBy::default(), per_head: false }
     }
 }
 
@@ -75,6 +78,8 @@ pub struct FamilyFit {
     pub rho: f64,
     /// The simpler kernel that the fit coincides with, if any.
     pub note: Option<String>,
+    /// A wave with a phase, where that describes the curve better than `damped_cos`.
+    pub phase: Option<WavePhase>,
 }
 
 impl FamilyFit {
@@ -159,6 +164,7 @@ pub fn fit_curve(curve: &Curve, options: &FitOptions) -> Result<CurveOutcome> {
     for (number, (family, (own, optimum))) in options.families.iter().zip(&fitted).enumerate() {
         let mut fit = work.describe(family, own, optimum);
         [fit.far, fit.far_quarter] = [&halves[0], &halves[1]].map(|half| half.as_ref().map(|errors| errors[number]));
+        fit.phase = work.phase(family, own, optimum, &fit);
         families.push((number, fit));
     }
     families.sort_by(|(_, x), (_, y)| x.score(options.by).total_cmp(&y.score(options.by)));
@@ -195,6 +201,11 @@ impl Work<'_> {
     fn rounding(&self, observations: &Observations) -> f64 {
         // far below the floor of criteria, so that parameters of exact curves are exact
         1e-6 * self.floor * observations.len() as f64
+    }
+
+    fn limits(&self, observations: &Observations, admitted: Amplitudes) -> SearchLimits {
+        let rounding = self.rounding(observations);
+        SearchLimits { admitted, held: None, steps: MAX_STEPS, decrease: FIT_DECREASE, rounding }
     }
 
     /// Every family's optimum, with the observations that it was found on.
@@ -240,13 +251,7 @@ impl Work<'_> {
         from: FamilyOptimum,
         admitted: Amplitudes,
     ) -> (Observations, FamilyOptimum) {
-        let limits = SearchLimits {
-            admitted,
-            held: None,
-            steps: MAX_STEPS,
-            decrease: FIT_DECREASE,
-            rounding: self.rounding(observations),
-        };
+        let limits = self.limits(observations, admitted);
         let at = |rho: f64| {
             let whitened = observations.whitened(rho);
             let optimum = search(family, &whitened, from.searched(), limits);
@@ -309,7 +314,23 @@ impl Work<'_> {
             amplitudes: family.amplitudes.len(),
             rho,
             note: coincides(family, optimum.amplitudes(), optimum.searched(), self.curve.furthest(), has_zero),
+            phase: None,
         }
+    }
+
+    fn phase(
+        &self,
+        family: &Family,
+        observations: &Observations,
+        optimum: &FamilyOptimum,
+        fit: &FamilyFit,
+    ) -> Option<WavePhase> {
+        if family.name != DAMPED_COS {
+            return None;
+        }
+        let (k, without, noise) = (fit.k, fit.criteria, self.options.noise);
+        let limits = self.limits(observations, Amplitudes::Any);
+        PhaseFit { family, observations, optimum, limits, floor: self.floor, noise, k, without }.found()
     }
 
     fn add_intervals(

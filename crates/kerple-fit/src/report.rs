@@ -3,12 +3,14 @@
 use crate::curve::Curve;
 use crate::family::Family;
 use crate::input::CurveSource;
+use crate::layers::layers;
+pub use crate::layers::{HeadGroup, LayerFit};
+use crate::phase::WavePhase;
 use crate::rank::{CORRELATED, CurveOutcome, FamilyFit, FitOptions, FittedParameter, TOLD_APART, fit_curves};
 use crate::{Noise, RankBy};
 use kerple_core::calculus::certificate::is_cpd;
 use kerple_core::calculus::expr::Expr;
 use kerple_core::calculus::geometry::{EFFECTIVE_BIAS, effective_length};
-use kerple_core::calculus::parameter::FLOOR;
 use kerple_core::calculus::points::Points;
 use kerple_core::calculus::rules::{Derivation, KernelClass};
 use kerple_report::format::number;
@@ -43,6 +45,8 @@ pub struct ReportedOptions {
     pub noise: String,
     /// By what families are ranked.
     pub by: RankBy,
+    /// Whether heads of a layer may have different families.
+    pub per_head: bool,
     /// Families within this of the best are not distinguished from it.
     pub told_apart: f64,
 }
@@ -54,7 +58,7 @@ pub struct SourceFits {
     pub name: String,
     /// Its curves.
     pub curves: Vec<CurveFits>,
-    /// Its layers, where it has any: one expression for all heads of each.
+    /// Its layers, where it has any.
     pub layers: Vec<LayerFit>,
     /// What was odd about it.
     pub notes: Vec<String>,
@@ -139,6 +143,9 @@ pub struct RankedFamily {
     pub certificate: FamilyCertificate,
     /// The simpler kernel that the fit coincides with.
     pub note: Option<String>,
+    /// A wave with a phase, where that describes the curve better than `damped_cos`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub phase: Option<WavePhase>,
 }
 
 /// What is known of a family's validity.
@@ -153,25 +160,6 @@ pub struct FamilyCertificate {
     pub checked: Option<bool>,
 }
 
-/// One expression for all heads of a layer.
-#[derive(Clone, Debug, Serialize)]
-pub struct LayerFit {
-    /// The layer, or all layers that share its curves.
-    pub layers: Vec<usize>,
-    /// The family with the least sum of the criterion over the heads that a kernel describes; `None` without such a head.
-    pub family: Option<String>,
-    /// How many heads it is fitted to, and how many have it among those not distinguished.
-    pub heads: (usize, usize),
-    /// How many heads no kernel describes, or are constant.
-    pub without_kernel: usize,
-    /// Keys of a run file that start from the fit; `None` without a family.
-    pub warm_start: Option<String>,
-    /// Fitted values of its parameters, a row for each head in the order of the expression.
-    pub values: Vec<Vec<f64>>,
-    /// What training does with parts of it.
-    pub note: Option<String>,
-}
-
 /// Fits all curves of all sources and describes what was found.
 ///
 /// # Errors
@@ -184,7 +172,8 @@ pub fn fit_sources(sources: &[CurveSource], options: &FitOptions) -> Result<FitR
         Noise::Autoregressive => "ar1".to_owned(),
     };
     let families = options.families.iter().map(|family| family.name.clone()).collect();
-    let reported = ReportedOptions { families, noise, by: options.by, told_apart: TOLD_APART };
+    let reported =
+        ReportedOptions { families, noise, by: options.by, per_head: options.per_head, told_apart: TOLD_APART };
     Ok(FitReport { version: env!("CARGO_PKG_VERSION"), options: reported, sources })
 }
 
@@ -225,7 +214,8 @@ fn describe(curve: &Curve, outcome: &CurveOutcome, options: &FitOptions) -> Curv
     // neighbouring residuals of an exact curve are roundings, which no noise correlates
     let is_exact = families.first().is_some_and(|best| best.rss <= curve.rounding_floor() * curve.len() as f64);
     let correlated = (rho.abs() > CORRELATED && !is_exact && options.noise != Noise::Autoregressive).then_some(rho);
-    let note = note(verdict, correlated, families.first(), unconstrained.as_ref());
+    let mut notes = notes(verdict, correlated, families.first(), unconstrained.as_ref());
+    notes.extend(phase_note(&families, options.by));
     let reach = match verdict {
         CurveVerdict::Kernel => fits.first().and_then(|fit| fitted_reach(fit, options)),
         _ => None,
@@ -244,31 +234,51 @@ fn describe(curve: &Curve, outcome: &CurveOutcome, options: &FitOptions) -> Curv
         unconstrained,
         reach_learned: learned_reach(curve),
         reach_fitted: reach,
-        note,
+        note: (!notes.is_empty()).then(|| notes.join("; ")),
     }
 }
 
-fn note(
+fn notes(
     verdict: CurveVerdict,
     correlated: Option<f64>,
     best: Option<&RankedFamily>,
     unconstrained: Option<&RankedFamily>,
-) -> Option<String> {
+) -> Vec<String> {
     match verdict {
-        CurveVerdict::Constant => return Some("constant: its values differ by rounding only".to_owned()),
+        CurveVerdict::Constant => vec!["constant: its values differ by rounding only".to_owned()],
         CurveVerdict::NoKernel => {
             let other =
                 unconstrained.map(|fit| format!("; with amplitudes of any sign, not a kernel: {}", short_kernel(fit)));
-            return Some(format!("no certified kernel describes this curve{}", other.unwrap_or_default()));
+            vec![format!("no certified kernel describes this curve{}", other.unwrap_or_default())]
         }
-        CurveVerdict::Kernel => {}
+        CurveVerdict::Kernel => {
+            let correlated = correlated.map(|rho| {
+                format!("residuals are correlated (rho {rho:.2}), so criteria are too sure; try --noise ar1")
+            });
+            correlated.into_iter().chain(best.and_then(|best| best.note.clone())).collect()
+        }
     }
-    let mut notes = Vec::new();
-    if let Some(rho) = correlated {
-        notes.push(format!("residuals are correlated (rho {rho:.2}), so criteria are too sure; try --noise ar1"));
-    }
-    notes.extend(best.and_then(|best| best.note.clone()));
-    (!notes.is_empty()).then(|| notes.join("; "))
+}
+
+/// A wave with a phase that describes the curve better than every family.
+fn phase_note(families: &[RankedFamily], by: RankBy) -> Option<String> {
+    let wave = families.iter().find_map(|fit| fit.phase)?;
+    let lower = match by {
+        RankBy::Aicc => families.iter().map(|fit| fit.aicc).fold(f64::INFINITY, f64::min) - wave.aicc,
+        RankBy::Bic | RankBy::Far => families.iter().map(|fit| fit.bic).fold(f64::INFINITY, f64::min) - wave.bic,
+    };
+    let WavePhase { c, a, w, phi, .. } = wave;
+    let [c, a, w, shown] = [c, a, w, phi].map(number);
+    let (sign, verdict) = match wave.is_kernel {
+        true => (">=", "a kernel on the line, which expressions do not have"),
+        false => ("<", "no kernel"),
+    };
+    (lower > TOLD_APART).then(|| {
+        format!(
+            "a decaying wave with a phase describes it better: c exp(-a d) cos(w d + phi) with c {c}, a {a}, w {w}, phi {shown}, \
+             {verdict}, as a cos(phi) {sign} w |sin(phi)|"
+        )
+    })
 }
 
 fn family_of<'a>(options: &'a FitOptions, name: &str) -> &'a Family {
@@ -311,6 +321,7 @@ fn ranked_family(
         at_edge: fit.parameters[fit.amplitudes..].iter().any(|parameter| parameter.at_edge),
         certificate: certificate(&family.expr.derivation(), is_near.then(|| check(curve, &kernel)).flatten()),
         note: fit.note.clone(),
+        phase: fit.phase,
     }
 }
 
@@ -351,110 +362,6 @@ fn fitted_reach(fit: &FamilyFit, options: &FitOptions) -> Option<u64> {
     }
 }
 
-/// One expression for each layer of a source.
-fn layers(curves: &[CurveFits], sharing: &[Vec<usize>], options: &FitOptions) -> Vec<LayerFit> {
-    let mut numbers: Vec<usize> = curves.iter().filter_map(|curve| curve.place).map(|(layer, _)| layer).collect();
-    numbers.sort_unstable();
-    numbers.dedup();
-    let is_model = numbers.len() == 1;
-    let of = |layer| {
-        let set = sharing.iter().find(|set| set.first() == Some(&layer));
-        let layers = set.cloned().unwrap_or_else(|| vec![layer]);
-        layer_fit(layers, is_model, curves, options)
-    };
-    numbers.into_iter().map(of).collect()
-}
-
-/// One expression for layers that share their curves; `is_model` where these are all layers.
-fn layer_fit(layers: Vec<usize>, is_model: bool, curves: &[CurveFits], options: &FitOptions) -> LayerFit {
-    let layer = layers[0];
-    let own: Vec<&CurveFits> =
-        curves.iter().filter(|curve| curve.place.is_some_and(|place| place.0 == layer)).collect();
-    let described: Vec<&CurveFits> =
-        own.iter().copied().filter(|curve| curve.verdict == CurveVerdict::Kernel).collect();
-    let without_kernel = own.len() - described.len();
-    let of = |curve: &CurveFits, name: &str| curve.families.iter().find(|fit| fit.family == name).cloned();
-    let sum = |family: &Family| -> f64 {
-        described.iter().filter_map(|curve| of(curve, &family.name)).map(|fit| fit.difference).sum()
-    };
-    let best = options.families.iter().filter(|_| !described.is_empty()).min_by(|x, y| sum(x).total_cmp(&sum(y)));
-    let Some(family) = best else {
-        return LayerFit {
-            layers,
-            family: None,
-            heads: (0, 0),
-            without_kernel,
-            warm_start: None,
-            values: Vec::new(),
-            note: None,
-        };
-    };
-    let is_near =
-        |curve: &&&CurveFits| curve.families[..curve.not_told_apart].iter().any(|fit| fit.family == family.name);
-    let near = described.iter().filter(is_near).count();
-    let fits: Vec<RankedFamily> = described.iter().filter_map(|curve| of(curve, &family.name)).collect();
-    let names = family.parameter_names();
-    let value = |fit: &RankedFamily, name: &Option<String>| {
-        name.as_ref().and_then(|name| fit.parameters[name][0]).unwrap_or(0.0)
-    };
-    let values: Vec<Vec<f64>> = fits.iter().map(|fit| names.iter().map(|name| value(fit, name)).collect()).collect();
-    let (bias, note) = warm_start(family, &values);
-    let unproven = if family.expr.class().is_cpd() { "" } else { ", unproven = true" };
-    let keys = format!("encoding = {{ kind = \"kernel\", bias = \"{bias}\"{unproven} }}");
-    let warm_start = match is_model {
-        true => keys,
-        false => format!("[model.layers.layer_{layer}]\nlayers = {layers:?}\n{keys}"),
-    };
-    LayerFit {
-        layers,
-        family: Some(family.name.clone()),
-        heads: (described.len(), near),
-        without_kernel,
-        warm_start: Some(warm_start),
-        values,
-        note,
-    }
-}
-
-/// An expression that starts at the median of the heads' values, and what training does not take as fitted.
-///
-/// Training keeps amplitudes, rates, exponents and frequencies at or above [`FLOOR`]: a smaller fitted value is written as a
-/// number, which is not learned.
-fn warm_start(family: &Family, heads: &[Vec<f64>]) -> (String, Option<String>) {
-    let (mut starts, mut frozen) = (Vec::new(), Vec::new());
-    let names = family.parameter_names();
-    for (i, (parameter, name)) in family.expr.parameters().iter().zip(&names).enumerate() {
-        let mut column: Vec<f64> = heads.iter().map(|head| head[i]).collect();
-        column.sort_by(f64::total_cmp);
-        let median = rounded(column[(column.len() - 1) / 2]);
-        let is_inside = (parameter.low..=parameter.high).contains(&median);
-        if !is_inside && name.is_some() {
-            frozen.push(format!("{} = {median}", parameter.name));
-        }
-        starts.push((median, is_inside));
-    }
-    let expression = family.expr.with_starts(&starts);
-    let mut notes = Vec::new();
-    if !frozen.is_empty() {
-        notes.push(format!(
-            "training keeps learned values at or above {FLOOR}, so {} is written as a number and is not learned",
-            frozen.join(", ")
-        ));
-    }
-    if heads.len() > 1 {
-        notes.push(format!(
-            "all {} heads start at the median of their fitted values: a run file has one start per parameter",
-            heads.len()
-        ));
-    }
-    (expression, (!notes.is_empty()).then(|| notes.join("; ")))
-}
-
-/// Eight digits: the error is below the rounding of a parameter in single precision.
-fn rounded(value: f64) -> f64 {
-    format!("{value:.7e}").parse().unwrap_or(value)
-}
-
 impl FitReport {
     /// How many curves have which kernel, in a sentence.
     pub fn summary(&self) -> String {
@@ -483,14 +390,6 @@ impl FitReport {
     }
 }
 
-impl LayerFit {
-    /// `layer 3`, or `layers 0, 1, 2` that share their curves.
-    pub fn name(&self) -> String {
-        let numbers: Vec<String> = self.layers.iter().map(usize::to_string).collect();
-        format!("layer{} {}", if numbers.len() == 1 { "" } else { "s" }, numbers.join(", "))
-    }
-}
-
 /// A line per layer, or per curve where a source has no layers, the keys of a run file, and a summary.
 impl fmt::Display for FitReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -500,7 +399,7 @@ impl fmt::Display for FitReport {
                 source.curves.iter().try_for_each(|curve| curve_line(curve, f))?;
             }
             for layer in &source.layers {
-                layer_line(layer, f)?;
+                writeln!(f, "  {layer}")?;
             }
             for text in source.layers.iter().filter_map(|layer| layer.warm_start.as_ref()) {
                 writeln!(f, "\n{text}")?;
@@ -523,22 +422,6 @@ fn curve_line(curve: &CurveFits, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "  [not distinguished from {}]", others.join(", "))?;
     }
     match &curve.note {
-        Some(note) => writeln!(f, "  ({note})"),
-        None => writeln!(f),
-    }
-}
-
-fn layer_line(layer: &LayerFit, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    let (heads, near) = layer.heads;
-    write!(f, "  {:<12} ", layer.name())?;
-    match &layer.family {
-        Some(family) => write!(f, "{family:<10} {near} of {heads} heads")?,
-        None => write!(f, "no kernel")?,
-    }
-    if layer.without_kernel > 0 {
-        write!(f, ", {} without a kernel", layer.without_kernel)?;
-    }
-    match &layer.note {
         Some(note) => writeln!(f, "  ({note})"),
         None => writeln!(f),
     }

@@ -41,30 +41,41 @@ pub(crate) struct SearchLimits {
     pub rounding: f64,
 }
 
-/// Searches from `start`, which is brought into the box.
+/// Searches for a family from `start`, which is brought into the box.
 pub(crate) fn search(family: &Family, observations: &Observations, start: &[f64], limits: SearchLimits) -> Optimum {
+    let ends: Vec<(f64, f64)> = family.searched.iter().map(|of| (of.low, of.high)).collect();
+    search_box(&ends, start, limits, |searched| project(family, observations, searched, limits.admitted))
+}
+
+/// Searches from `start` in a box with these ends; `fit` fits what is linear at values of the searched parameters.
+pub(crate) fn search_box(
+    ends: &[(f64, f64)],
+    start: &[f64],
+    limits: SearchLimits,
+    fit: impl Fn(&[f64]) -> ProjectedFit,
+) -> Optimum {
     let clamp = |values: Vec<f64>| -> Vec<f64> {
-        values.iter().zip(&family.searched).map(|(x, of)| x.clamp(of.low, of.high)).collect()
+        values.iter().zip(ends).map(|(x, (low, high))| x.clamp(*low, *high)).collect()
     };
     let searched = clamp(start.to_vec());
-    let mut best = Optimum { fit: project(family, observations, &searched, limits.admitted), searched };
+    let mut best = Optimum { fit: fit(&searched), searched };
     let mut damping = 1e-3;
     let mut small_steps = 0;
     for _ in 0..limits.steps {
         if best.fit.rss <= limits.rounding || small_steps == 2 {
             break;
         }
-        let Some(step) = step(family, &best, limits.held, damping) else { break };
+        let Some(step) = step(ends, &best, limits.held, damping) else { break };
         let moved = clamp(
             best.searched.iter().zip(&step).map(|(x, by)| x * by.clamp(-LONGEST_STEP, LONGEST_STEP).exp()).collect(),
         );
         if moved == best.searched {
             break;
         }
-        let fit = project(family, observations, &moved, limits.admitted);
-        if fit.rss < best.fit.rss {
-            small_steps = if best.fit.rss - fit.rss < limits.decrease * best.fit.rss { small_steps + 1 } else { 0 };
-            best = Optimum { searched: moved, fit };
+        let found = fit(&moved);
+        if found.rss < best.fit.rss {
+            small_steps = if best.fit.rss - found.rss < limits.decrease * best.fit.rss { small_steps + 1 } else { 0 };
+            best = Optimum { searched: moved, fit: found };
             damping = (damping * 0.1).max(1e-15);
         } else {
             damping *= 8.0;
@@ -77,12 +88,12 @@ pub(crate) fn search(family: &Family, observations: &Observations, start: &[f64]
 }
 
 /// The damped step of the parameters that may move; nothing where none may.
-fn step(family: &Family, at: &Optimum, held: Option<usize>, damping: f64) -> Option<Vec<f64>> {
+fn step(ends: &[(f64, f64)], at: &Optimum, held: Option<usize>, damping: f64) -> Option<Vec<f64>> {
     let jacobian = &at.fit.jacobian;
     let slope: Vec<f64> = jacobian.iter().map(|column| dot(column, &at.fit.residual)).collect();
     let may_move = |i: &usize| {
-        let (x, of) = (at.searched[*i], &family.searched[*i]);
-        let leaves = (x <= of.low && slope[*i] >= 0.0) || (x >= of.high && slope[*i] <= 0.0);
+        let (x, (low, high)) = (at.searched[*i], ends[*i]);
+        let leaves = (x <= low && slope[*i] >= 0.0) || (x >= high && slope[*i] <= 0.0);
         held != Some(*i) && !leaves && slope[*i] != 0.0 && slope[*i].is_finite()
     };
     let free: Vec<usize> = (0..slope.len()).filter(may_move).collect();

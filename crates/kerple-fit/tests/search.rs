@@ -294,7 +294,21 @@ fn pages_have_what_was_confirmed_first_and_label_the_rest() {
             assert!(page.contains(words), "{words}\n{page}");
         }
     }
+    let (index, text, confirmed) = (read("index.html"), read("report.md"), read("figures/confirmed.svg"));
+    assert!(index.contains("<svg") && index.contains("Confirmed ratios of perplexity"));
+    assert!(text.contains("](figures/confirmed.svg)") && !index.contains("by stage"), "{text}");
+    for arm in &result.finalists {
+        let (low, high) = arm.interval.unwrap();
+        for ratio in [low, arm.ratio.unwrap(), high] {
+            let point = format!("{}, {}: ", arm.expression, (1e4 * ratio).round() / 1e4);
+            assert!(confirmed.contains(&point), "{point}\n{confirmed}");
+        }
+    }
+    assert!(confirmed.contains("kerple_log") && !confirmed.contains("alibi"), "{confirmed}");
+    let stages = read("figures/selection.svg");
+    assert!(["rung-0", "rung-1", "rung-2", "confirmation"].iter().all(|stage| stages.contains(stage)), "{stages}");
     let selection = read("selection.html");
+    assert!(selection.contains("Ratios of finalists by stage (selection, biased upwards)"));
     assert!(selection.matches("selection, biased upwards").count() >= 5 && selection.contains("shrinkage"));
     assert!(read("tables/rungs.csv").lines().skip(1).all(|line| line.contains("\"selection, biased upwards\"")));
     assert_eq!(read("tables/confirmation.csv").lines().count(), 1 + 5 + 3);

@@ -10,23 +10,23 @@ use safetensors::tensor::{Dtype, TensorView};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-fn folder() -> tempfile::TempDir {
+pub(crate) fn folder() -> tempfile::TempDir {
     tempfile::tempdir().unwrap()
 }
 
-fn file(folder: &Path, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
+pub(crate) fn file(folder: &Path, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
     let path = folder.join(name);
     fs::write(&path, content).unwrap();
     path
 }
 
-fn message(path: &Path, options: &ReadOptions) -> String {
+pub(crate) fn message(path: &Path, options: &ReadOptions) -> String {
     let error = read(path, options).unwrap_err();
     assert!(!error.hint().is_empty(), "{error}");
     error.to_string()
 }
 
-fn log_values(b: f64, a: f64, n: usize) -> Vec<f64> {
+pub(crate) fn log_values(b: f64, a: f64, n: usize) -> Vec<f64> {
     (0..n).map(|d| -b * (a * d as f64).ln_1p()).collect()
 }
 
@@ -40,7 +40,7 @@ fn csv_of(columns: &[(&str, Vec<f64>)]) -> String {
     text
 }
 
-fn tensor_file(folder: &Path, name: &str, tensors: &[(&str, Vec<usize>, Vec<f32>)]) -> PathBuf {
+pub(crate) fn tensor_file(folder: &Path, name: &str, tensors: &[(&str, Vec<usize>, Vec<f32>)]) -> PathBuf {
     let bytes: Vec<Vec<u8>> =
         tensors.iter().map(|(.., values)| values.iter().flat_map(|x| x.to_le_bytes()).collect()).collect();
     let views = tensors
@@ -241,7 +241,7 @@ fn a_fit_is_written_whole_with_keys_that_start_a_run() {
     let layer = &report.sources[0].layers[0];
     assert_eq!((layer.family.as_deref(), layer.heads, layer.without_kernel), (Some("log"), (3, 3), 1));
     let start = layer.warm_start.as_ref().unwrap();
-    assert!(start.starts_with("encoding = { kind = \"kernel\", bias = \"log(b~1."), "{start}");
+    assert!(start.starts_with("encoding = { kind = \"kernel\", bias = \"log(b, a)\", start = [[1.3"), "{start}");
     let best = &report.sources[0].curves[0].families[0];
     assert_eq!(best.certificate.checked, Some(true));
     assert_eq!(best.certificate.class, "strictly conditionally positive definite");

@@ -60,6 +60,7 @@ pub(crate) struct ReportPage<'a> {
     sections: Vec<SettingPart>,
     answers: Vec<AnswersPart>,
     suite: Vec<Grid>,
+    tested: Option<String>,
     positions: Vec<FigurePart>,
     kernels: Vec<FigurePart>,
     training: Vec<FigurePart>,
@@ -169,6 +170,7 @@ impl<'a> ReportPage<'a> {
                 .map(|(i, table)| AnswersPart::new(results, table, part(Section::Answers(i))))
                 .collect(),
             suite: reach::suite_grids(results),
+            tested: reach::tests_sentence(results),
             positions: part(Section::Positions),
             kernels: part(Section::Kernels),
             training: part(Section::Training),

@@ -39,7 +39,7 @@ fn misuse_is_named_with_a_hint() {
     let place = Place::new();
     place.write("curves.csv", log_curves());
     place.write("bad.csv", "distance,h\n0,1\n1,x\n");
-    let cases: [(&[&str], &str); 9] = [
+    let cases: [(&[&str], &str); 10] = [
         (&["curves.csv", "--sigma", "0"], "--sigma 0 is out of range"),
         (&["curves.csv", "--points", "9..3"], "--points `9..3` is not a range"),
         (&["curves.csv", "--families", "logg"], "unknown function `logg`"),
@@ -48,6 +48,7 @@ fn misuse_is_named_with_a_hint() {
         (&["curves.csv", "--weights", "w"], "no column is called `w`"),
         (&["bad.csv"], "bad.csv: line 3: `x` of `h` is not a number"),
         (&["nowhere"], "neither a folder nor a file of curves"),
+        (&["curves.csv", "--queries", "rows"], "`queries` is for a bias that depends on the query"),
         (&["curves.csv", "--points", "0..5"], "curve `near`: 6 values are too few"),
     ];
     for (arguments, message) in cases {
@@ -70,10 +71,56 @@ fn the_keys_of_a_fitted_run_start_another_run() {
     assert!(refused.status.code() == Some(2) && error.contains("a curve of 0 distances"), "{error}");
     let lines = place.ok(&fit);
     let keys = lines.lines().find(|line| line.starts_with("encoding = ")).unwrap_or_else(|| panic!("{lines}"));
-    assert!(keys.contains("bias = \"log(b~"), "{keys}");
+    assert!(keys.contains("bias = \"log(b, a)\", start = [["), "{keys}");
     place.write("next.toml", format!("{keys}\n{}", RUN.replace("[encoding]\nkind = \"kerple_log\"\n", "")));
     let plan = place.ok(&["train", "--config", "next.toml", "--out", "next", "--set", "train.steps=1"]);
-    assert!(place.read("next/plan.json").contains("log(b~"), "{plan}");
+    // before its first update, it has the values of the other run's heads
+    let [learned, next] = ["learned", "next"].map(|run| {
+        let curves = place.ok(&["kernel", "fit", run, "--families", "log", "--length", "96", "--json"]);
+        let report: serde_json::Value = serde_json::from_str(&curves).unwrap();
+        report["sources"][0]["layers"][0]["values"].clone()
+    });
+    let close = |of: &serde_json::Value, head: usize, i: usize| {
+        let [x, y] = [&learned, of].map(|values| values[head][i].as_f64().unwrap());
+        (x - y).abs() < 5e-3
+    };
+    assert_eq!(learned.as_array().map(Vec::len), next.as_array().map(Vec::len), "{plan}");
+    assert!((0..4).all(|at| close(&next, at / 2, at % 2)), "{learned} {next}");
+    // heads may have different families, of which one has all as special cases or none
+    let lines = place.ok(&["kernel", "fit", "learned", "--families", "log,log3", "--length", "96", "--per-head"]);
+    assert!(lines.contains("layers 0, 1") || lines.contains("layer 0"), "{lines}");
+    assert!(lines.lines().any(|line| line.starts_with("encoding = ")), "{lines}");
+}
+
+/// Inkling's bias depends on the query: rows of queries make curves of heads, and without them its factors are fitted.
+#[test]
+fn a_run_whose_bias_depends_on_the_query_needs_rows() {
+    let place = Place::new();
+    place.make_data();
+    let set = ["--set", "encoding={ kind = \"inkling\", rank = 2, reach = 16 }", "--set", "train.steps=1"];
+    place.ok(&[&["train", "--config", "run.toml", "--out", "learned"], &set[..]].concat());
+    let fit = ["kernel", "fit", "learned", "--families", "log,power"];
+    let output = place.run(&fit);
+    let [lines, notes] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+    assert!(notes.contains("without --queries, factors of it are fitted"), "{notes}");
+    assert!(lines.contains("layer 0 factor 1") && !lines.contains("encoding = "), "{lines}");
+    let file = |shape: &str, rows: &[f32]| {
+        let header = format!(r#"{{"r":{{"dtype":"F32","shape":{shape},"data_offsets":[0,{}]}}}}"#, 4 * rows.len());
+        let bytes = rows.iter().flat_map(|x| x.to_le_bytes());
+        let header = (header.len() as u64).to_le_bytes().into_iter().chain(header.into_bytes());
+        header.chain(bytes).collect::<Vec<u8>>()
+    };
+    let layers = lines.lines().filter(|line| line.contains(" factor 0")).count();
+    place.write("rows.safetensors", file(&format!("[{layers},2,2]"), &vec![0.5; 4 * layers]));
+    let curves = place.ok(&[&fit[..], &["--queries", "rows.safetensors", "--json"]].concat());
+    let report: serde_json::Value = serde_json::from_str(&curves).unwrap();
+    let names: Vec<&str> =
+        report["sources"][0]["curves"].as_array().unwrap().iter().filter_map(|curve| curve["name"].as_str()).collect();
+    assert_eq!((names.len(), names[1]), (2 * layers, "layer 0 head 1"));
+    place.write("wide.safetensors", file("[1,2,3]", &[0.5; 6]));
+    let output = place.run(&[&fit[..], &["--queries", "wide.safetensors"]].concat());
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(2) && error.contains("\n\nhint: "), "{error}");
 }
 
 /// A curve of zeros would be the end of the bias and not the kernel.
@@ -86,5 +133,8 @@ fn the_curve_of_a_bias_that_ends_is_its_kernel() {
     let output = place.run(&["kernel", "fit", "ended", "--families", "power,log", "--out", "fit"]);
     let [lines, notes] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
     assert!(output.status.success() && notes.contains("note: the bias of layer 0 ends at distance 12"), "{notes}");
-    assert!(lines.lines().any(|line| line.starts_with("encoding = ") && line.contains("bias = \"log(b~")), "{lines}");
+    assert!(
+        lines.lines().any(|line| line.starts_with("encoding = ") && line.contains("bias = \"log(b, a)\", start")),
+        "{lines}"
+    );
 }

@@ -80,6 +80,17 @@ pub(super) enum Node {
     ExpOf(Box<Node>),
 }
 
+/// How a learned parameter starts in [`Expr::with_starts`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum LearnedStart {
+    /// Learned, with no start in the text.
+    Unwritten,
+    /// Learned, from this value.
+    At(f64),
+    /// A number that is not learned.
+    Number(f64),
+}
+
 /// A learned parameter where it occurs in an expression.
 struct LearnedTerm<'a> {
     /// Name of the function or operation that it belongs to.
@@ -151,30 +162,29 @@ impl Expr {
         Expr { root }
     }
 
-    /// Text of the same kernel whose learned parameters start at these values: `(value, true)` for one that is still
-    /// learned, `(value, false)` for one that becomes a number.
+    /// Text of the same kernel with other starts of its learned parameters.
     ///
     /// ```
-    /// use kerple_core::calculus::expr::Expr;
+    /// use kerple_core::calculus::expr::{Expr, LearnedStart};
     /// let kernel = Expr::parse("exp(c, a, 1)")?;
-    /// assert_eq!(kernel.with_starts(&[(2.5, true), (0.002, false)]), "exp(c~2.5, 0.002, 1)");
+    /// let starts = [LearnedStart::At(2.5), LearnedStart::Number(0.002)];
+    /// assert_eq!(kernel.with_starts(&starts), "exp(c~2.5, 0.002, 1)");
     /// # Ok::<(), kerple_core::calculus::parse::ParseError>(())
     /// ```
     ///
     /// # Panics
     /// When there is not one start for each parameter.
-    pub fn with_starts(&self, starts: &[(f64, bool)]) -> String {
+    pub fn with_starts(&self, starts: &[LearnedStart]) -> String {
         assert_eq!(starts.len(), self.root.count(), "one start per learned parameter");
         let mut root = self.root.clone();
         let mut left = starts.iter();
-        root.replace_terms(&mut |term| {
-            let (value, is_learned) = *left.next().expect("one start per learned parameter");
-            match term {
-                ScalarTerm::Learned { init, default, .. } if is_learned => {
-                    (*init, *default) = (KernelInit::Fixed(value), false);
-                }
-                term => *term = ScalarTerm::Literal(value),
+        root.replace_terms(&mut |term| match (left.next().expect("one start per learned parameter"), term) {
+            (LearnedStart::Number(value), term) => *term = ScalarTerm::Literal(*value),
+            (LearnedStart::At(value), ScalarTerm::Learned { init, default, .. }) => {
+                (*init, *default) = (KernelInit::Fixed(*value), false);
             }
+            (LearnedStart::Unwritten, ScalarTerm::Learned { default, .. }) => *default = true,
+            (_, ScalarTerm::Literal(_)) => unreachable!("learned terms are visited"),
         });
         root.to_string()
     }

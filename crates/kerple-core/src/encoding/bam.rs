@@ -117,13 +117,13 @@ impl Positional for BamConfig {
             }
             _ => {}
         }
-        self.theta_mu.map_or(Ok(()), |start| start.check("theta_mu", THETA_MU))
+        self.theta_mu.as_ref().map_or(Ok(()), |start| start.check("theta_mu", THETA_MU))
     }
 
     fn parameters(&self, geometry: &Geometry) -> Vec<EncodingParameter> {
         let per_head = |name, start, limits| EncodingParameter::per_head(name, geometry.heads, start, limits);
-        let mut learned = vec![per_head("alpha", self.alpha, ALPHA), per_head("beta", self.beta, BETA)];
-        learned.extend(self.theta_mu.map(|start| per_head("theta_mu", start, THETA_MU)));
+        let mut learned = vec![per_head("alpha", self.alpha.clone(), ALPHA), per_head("beta", self.beta.clone(), BETA)];
+        learned.extend(self.theta_mu.clone().map(|start| per_head("theta_mu", start, THETA_MU)));
         learned
     }
 

@@ -112,7 +112,7 @@ mod tests {
         let encoding: Encoding = serde_json::from_str(r#"{"kind":"grape_ap","features":4}"#).unwrap();
         let geometry = Geometry { d_model: 400, ..Geometry::new(4, 16, 32) };
         let [weight] = &encoding.parameters(&geometry)[..] else { panic!("one matrix") };
-        assert_eq!((&weight.shape[..], weight.init), (&[400, 16][..], ParameterInit::Normal { std: 0.025 }));
+        assert_eq!((&weight.shape[..], &weight.init), (&[400, 16][..], &ParameterInit::Normal { std: 0.025 }));
     }
 
     #[test]

@@ -102,7 +102,7 @@ impl Positional for InklingConfig {
         let profiles = EncodingParameter::matrix("profiles", [self.rank, self.reach], 0.0);
         vec![
             EncodingParameter::matrix("weight", [d_model, heads * self.rank], 0.02),
-            EncodingParameter { init: self.profiles, ..profiles },
+            EncodingParameter { init: self.profiles.clone(), ..profiles },
         ]
     }
 

@@ -155,7 +155,7 @@ macro_rules! kernel {
             const DECAY: Option<LearnedDecay> = $decay;
 
             fn learned(&self) -> Vec<LearnedValue> {
-                vec![$(LearnedValue { name: stringify!($key), init: self.$key, range: $range }),+]
+                vec![$(LearnedValue { name: stringify!($key), init: self.$key.clone(), range: $range }),+]
             }
         }
     };

@@ -164,7 +164,11 @@ impl Positional for KerplePositionsConfig {
             PositionKernel::Log => vec![per_head("r1", up_to_2, rate), per_head("r2", up_to_1, rate)],
             PositionKernel::Power => vec![per_head("r1", up_to_1, rate), per_head("r2", up_to_2, exponent)],
             PositionKernel::Log3 => {
-                vec![per_head("r1", up_to_2, rate), per_head("r2", up_to_1, rate), per_head("r3", up_to_2, exponent)]
+                vec![
+                    per_head("r1", up_to_2.clone(), rate),
+                    per_head("r2", up_to_1, rate),
+                    per_head("r3", up_to_2, exponent),
+                ]
             }
             PositionKernel::Table { entries, .. } => {
                 let table = per_head("table", ParameterInit::Constant(0.0), [f64::NEG_INFINITY, f64::INFINITY]);

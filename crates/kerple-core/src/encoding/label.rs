@@ -21,6 +21,8 @@ impl Encoding {
         for (word, value) in by_word(kind, own.iter().filter(|(key, value)| defaults.get(*key) != Some(value))) {
             label += &match value {
                 Value::Bool(true) => format!("-{word}"),
+                // numbers of every head are too many for a name
+                Value::Array(_) if word == "start" => format!("-start.{}", hash(&value.to_string())),
                 value => format!("-{word}={}", short(value)),
             };
         }
@@ -110,8 +112,13 @@ fn readable(text: &str) -> String {
     }
     let words: Vec<&str> = text.split(|c| !safe(c)).filter(|word| !word.is_empty()).collect();
     let words: String = words.join("_").chars().take(MOST).collect();
+    format!("{words}.{}", hash(text))
+}
+
+/// 32 bits of a hash, in hexadecimal digits.
+fn hash(text: &str) -> String {
     let hash = fnv1a(text);
-    format!("{words}.{:08x}", (hash ^ (hash >> 32)) as u32)
+    format!("{:08x}", (hash ^ (hash >> 32)) as u32)
 }
 
 /// The 64-bit FNV-1a hash: the same on every machine and in every version.

@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
 /// How a learned parameter starts: `0.5` in a run file is a constant, `[0.0, 2.0]` a uniform draw.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum ParameterInit {
     /// Every value is this one.
@@ -49,6 +49,9 @@ pub enum ParameterInit {
         /// Standard deviation.
         std: f64,
     },
+    /// A value for each head. No key reads it: kernels have a list of starts, see
+    /// [`KernelStart`](super::expression::KernelStart).
+    PerHead(Vec<f64>),
 }
 
 impl<'de> Deserialize<'de> for ParameterInit {
@@ -97,7 +100,7 @@ impl ParameterInit {
             }
             ParameterInit::Constant(_) | ParameterInit::Uniform(_) | ParameterInit::Normal { .. } => Ok(()),
             ParameterInit::Around { .. } | ParameterInit::Gains { .. } => Ok(()),
-            ParameterInit::Gates { .. } | ParameterInit::StepIdentity { .. } => Ok(()),
+            ParameterInit::Gates { .. } | ParameterInit::StepIdentity { .. } | ParameterInit::PerHead(_) => Ok(()),
         }
     }
 
@@ -108,7 +111,8 @@ impl ParameterInit {
             ParameterInit::Normal { std } | ParameterInit::StepIdentity { std, .. } => std * standard_normal(rng),
             ParameterInit::Around { mean, std } => mean + std * standard_normal(rng),
             ParameterInit::Gains { .. } => standard_normal(rng),
-            ParameterInit::Gates { .. } => 0.0,
+            // set by head, in `EncodingParameter::draw`
+            ParameterInit::Gates { .. } | ParameterInit::PerHead(_) => 0.0,
         }
     }
 }
@@ -231,10 +235,11 @@ impl EncodingParameter {
     /// Raw numbers of initial values: values are drawn, brought into range, then mapped to raw numbers.
     pub(super) fn draw(&self, rng: &mut impl Rng) -> Vec<f64> {
         let mut values: Vec<f64> = (0..self.len()).map(|_| self.init.draw(rng)).collect();
-        match self.init {
-            ParameterInit::Gains { waves } => scale_gains(waves, &mut values),
-            ParameterInit::Gates { spans } => values = fox::biases(spans, self.len()),
-            ParameterInit::StepIdentity { rows, columns, .. } => {
+        match &self.init {
+            ParameterInit::Gains { waves } => scale_gains(*waves, &mut values),
+            ParameterInit::Gates { spans } => values = fox::biases(*spans, self.len()),
+            ParameterInit::PerHead(starts) => values.clone_from(starts),
+            &ParameterInit::StepIdentity { rows, columns, .. } => {
                 let step = rows.div_ceil(columns.max(1));
                 for matrix in values.chunks_exact_mut((rows * columns).max(1)) {
                     (0..columns).filter(|column| column * step < rows).for_each(|column| {

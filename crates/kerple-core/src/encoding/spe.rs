@@ -260,7 +260,7 @@ impl Positional for ConvSpeConfig {
     fn parameters(&self, geometry: &Geometry) -> Vec<EncodingParameter> {
         let shape = || [&[geometry.heads, geometry.head_dim], &self.kernel_size[..]].concat();
         let init = ParameterInit::Uniform([0.0, filter_scale(&self.kernel_size)]);
-        let own = ["query", "key"].map(|name| parameter(name, shape(), init, ParameterShare::Model));
+        let own = ["query", "key"].map(|name| parameter(name, shape(), init.clone(), ParameterShare::Model));
         own.into_iter().chain(gate(geometry, self.gated)).collect()
     }
 

@@ -265,6 +265,41 @@ fn smooth_parameters_start_where_the_same_parameters_start_without() {
 }
 
 #[test]
+fn kernels_start_at_the_values_of_all_heads_or_of_each() {
+    let read = |keys: &str| -> Encoding {
+        let text = format!(r#"{{"kind":"kernel","bias":"log(b, a)","weight":"exp(1, a, p)",{keys}}}"#);
+        let encoding: Encoding = serde_json::from_str(&text).unwrap();
+        // it is written as it was read, and the first reading of a plan is the second
+        let written = serde_json::to_string(&encoding).unwrap();
+        assert!(written.contains(&keys[keys.find("\"start\"").unwrap()..]), "{written}");
+        assert_eq!(serde_json::from_str::<Encoding>(&written).unwrap(), encoding);
+        encoding
+    };
+    let geometry = Geometry { heads: 2, ..GEOMETRY };
+    let all = read(r#""start":[1.3,0.5,2.0,0.75]"#);
+    assert_eq!(all.initial(&geometry, 1), [[1.3; 2], [0.5; 2], [2.0; 2], [0.75; 2]]);
+    let own = read(r#""start":[[1.3,0.5,2.0,0.75],[0.25,0.01,1.5,2.0]]"#);
+    let expected = [[1.3, 0.25], [0.5, 0.01], [2.0, 1.5], [0.75, 2.0]];
+    for seed in 0..3 {
+        assert_eq!(own.initial(&geometry, seed), expected);
+    }
+    // every layer, whether layers share them or not; smooth values start there as well
+    let layers = Encoding { share: ParameterShare::Layer, ..own.clone() };
+    assert_eq!(layers.initial_in_layer(&geometry, 1, 3), expected);
+    let smooth = read(r#""keep":"smooth","scale":"after","start":[[1.3,0.5,2.0,0.75],[0.25,0.05,1.5,1.0]]"#);
+    let values = smooth.constrained(&geometry, &smooth.initial(&geometry, 1));
+    for (value, wanted) in values.concat().into_iter().zip([1.3, 0.25, 0.5, 0.05, 2.0, 1.5, 0.75, 1.0]) {
+        // the highest exponent is an end that no raw number reaches
+        assert!((value - wanted).abs() < 1e-3, "{value} {wanted}");
+    }
+    let refused = own.check(&Geometry { heads: 3, ..GEOMETRY }).unwrap_err();
+    assert_eq!(refused.to_string(), "`start`: 2 lists for 3 heads");
+    assert!(own.check(&geometry).is_ok() && all.check(&GEOMETRY).is_ok());
+    assert_eq!(all.parameter_count(&geometry, 5), own.parameter_count(&geometry, 5));
+    assert!(own.label().contains("-start."), "{}", own.label());
+}
+
+#[test]
 fn layers_draw_values_of_their_own_where_they_have_their_own() {
     let mut encoding: Encoding = serde_json::from_str(r#"{"kind":"kerple_log"}"#).unwrap();
     let layers = |encoding: &Encoding| [0, 1, 2].map(|layer| encoding.initial_in_layer(&GEOMETRY, 3, layer));
@@ -421,6 +456,8 @@ fn every_key_changes_what_is_handed_over() {
         ("kernel", "\"bias\":\"power(a, p)\""),
         ("kernel", "\"weight\":\"power(a, p)\""),
         ("kernel", "\"keep\":\"smooth\""),
+        ("kernel", "\"start\":[0.5,0.25]"),
+        ("kernel", "\"start\":[[0.5,0.25],[1,0.75],[0.5,0.5],[1,1]]"),
         ("kerple_bias_weight", "\"r3\":1"),
         ("kerple_bias_weight", "\"r4\":1"),
         ("kerple_log3", "\"r3\":[0.5,1]"),

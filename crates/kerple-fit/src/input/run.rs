@@ -1,5 +1,6 @@
 //! The curves of a run: the bias of each layer and head of its newest checkpoint.
 
+use super::profiles::{self, LayerProfiles};
 use super::{RawCurve, ReadOptions, check_counts, refused};
 use crate::curve::{CurvePrecision, Support};
 use kerple_core::forms::Sides;
@@ -23,9 +24,19 @@ pub(super) fn read(
         return Err(refused(path, "a curve of 0 distances", "give at least 8 distances, e.g. --length 512"));
     }
     let encoding = found.model.encoding();
-    let (mut curves, mut notes) = (Vec::new(), found.notes);
+    let (mut curves, mut notes, mut profiles) = (Vec::new(), found.notes, Vec::new());
     *sharing = encoding.sets();
     for layers in encoding.sets() {
+        if let Some((rank, values)) = encoding.profiles(layers[0]) {
+            let own = (values.len() / rank.max(1)).min(options.length.unwrap_or(usize::MAX));
+            let kept = values.chunks(values.len() / rank.max(1)).flat_map(|profile| profile[..own].to_vec()).collect();
+            notes.push(format!(
+                "the bias of layer {} ends at distance {own}: fitted kernels describe it up to there",
+                layers[0]
+            ));
+            profiles.push(LayerProfiles { layer: Some(layers[0]), rank, values: kept, precision: CurvePrecision::F32 });
+            continue;
+        }
         // a bias that ends, or stays as it is, is the kernel up to there, and a kernel that is fitted goes on
         let (reach, cap) = (encoding.reach(layers[0]), encoding.distance_cap(layers[0]));
         let len = reach.or(cap.map(|cap| cap + 1)).map_or(len, |own| len.min(own));
@@ -60,6 +71,13 @@ pub(super) fn read(
                 place: Some((layers[0], head)),
             }));
         }
+    }
+    if !profiles.is_empty() {
+        let (found, more) = profiles::curves(path, &profiles, &[], options)?;
+        curves.extend(found);
+        notes.extend(more);
+    } else if options.queries.is_some() {
+        return Err(refused(path, "no bias of it depends on the query", "omit --queries"));
     }
     if curves.is_empty() {
         let hint = "give a run whose encoding is a function of the distance, e.g. kerple_log";

@@ -1,9 +1,10 @@
 //! Curves as a tensor of a safetensors file.
 
+use super::profiles::{self, PROFILES};
 use super::{RawCurve, ReadOptions, check_counts, refused};
 use crate::curve::{CurvePrecision, Support};
 use kerple_lm::tensors::{Dtype, TensorFile};
-use kerple_run::Result;
+use kerple_run::{Error, Result};
 use std::path::Path;
 
 /// A tensor of numbers.
@@ -13,24 +14,28 @@ pub(super) struct NumberTensor {
     pub precision: CurvePrecision,
 }
 
-/// Reads `[layers, heads, distances]` or `[heads, distances]`.
-pub(super) fn read(path: &Path, options: &ReadOptions) -> Result<Vec<RawCurve>> {
+/// Reads `[layers, heads, distances]` or `[heads, distances]`, or profiles where there are rows of queries, with notes.
+pub(super) fn read(path: &Path, options: &ReadOptions) -> Result<(Vec<RawCurve>, Vec<String>)> {
     let file = TensorFile::open(path, "give a whole .safetensors file")?;
     let names = file.names();
-    let candidates: Vec<&String> = names.iter().filter(|name| Some(*name) != options.weights.as_ref()).collect();
+    let others = [&options.weights, &options.queries];
+    let candidates: Vec<&String> = names.iter().filter(|name| !others.contains(&&Some((*name).clone()))).collect();
     let name = match (&options.tensor, &candidates[..]) {
         (Some(name), _) if names.contains(name) => name,
         (Some(name), _) => return Err(refused(path, format!("no tensor is called `{name}`"), &listed(&names))),
         (None, [only]) => *only,
-        (None, _) => {
-            return Err(refused(
-                path,
-                format!("it has {} tensors", names.len()),
-                &format!("choose one with --tensor; {}", listed(&names)),
-            ));
-        }
+        (None, _) => return Err(several(path, &names, "choose one with --tensor")),
     };
-    let NumberTensor { shape, values, precision } = numbers(&file, name)?;
+    let tensor = numbers(&file, name)?;
+    if options.queries.is_some() || name.ends_with(PROFILES) {
+        if options.weights.is_some() {
+            let what = format!("`{name}` has profiles, whose curves have no weights");
+            return Err(refused(path, what, "omit --weights"));
+        }
+        let found = profiles::of_tensor(path, name, tensor, None)?;
+        return profiles::curves(path, &found, &[file], options);
+    }
+    let NumberTensor { shape, values, precision } = tensor;
     let (layers, heads, distances) = match shape[..] {
         [layers, heads, distances] => (Some(layers), heads, distances),
         [heads, distances] => (None, heads, distances),
@@ -63,7 +68,19 @@ pub(super) fn read(path: &Path, options: &ReadOptions) -> Result<Vec<RawCurve>> 
         precision,
         place: Some((row / heads.max(1), row % heads.max(1))),
     };
-    Ok(rows.map(curve).collect())
+    Ok((rows.map(curve).collect(), Vec::new()))
+}
+
+fn several(path: &Path, names: &[String], what: &str) -> Error {
+    refused(path, format!("it has {} tensors", names.len()), &format!("{what}; {}", listed(names)))
+}
+
+/// The name of a file's only tensor.
+pub(super) fn only_tensor(file: &TensorFile) -> Result<String> {
+    match &file.names()[..] {
+        [only] => Ok(only.clone()),
+        names => Err(several(file.path(), names, "give a file with one tensor")),
+    }
 }
 
 fn listed(names: &[String]) -> String {

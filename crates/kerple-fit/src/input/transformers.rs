@@ -1,10 +1,11 @@
-//! The relative biases of T5 and its relatives, from a folder of transformers.
+//! The relative biases of T5 and its relatives, and of Inkling, from a folder of transformers.
 //!
 //! `relative_attention_bias [buckets, heads]` has a value per bucket of distances, so a bucket counts once. Encoders have
 //! buckets for keys before and after the query: two curves.
 
+use super::profiles::{self, LayerProfiles, PROFILES};
 use super::tensors::{NumberTensor, numbers};
-use super::{RawCurve, refused};
+use super::{RawCurve, ReadOptions, refused};
 use crate::curve::Support;
 use kerple_core::encoding::t5::bucket;
 use kerple_lm::tensors::TensorFile;
@@ -21,7 +22,7 @@ const BUCKETS: &str = "relative_attention_bias.weight";
 /// How tables over the plane are called.
 const PLANE: &str = "relative_position_bias_table";
 
-pub(super) fn read(folder: &Path) -> Result<(Vec<RawCurve>, Vec<String>)> {
+pub(super) fn read(folder: &Path, options: &ReadOptions) -> Result<(Vec<RawCurve>, Vec<String>)> {
     let config = folder.join("config.json");
     if !kerple_run::files::is_there(&config).map_err(Error::io(&config, "look for"))? {
         let hint = "give a run folder (with plan.json) or a folder of transformers (with config.json)";
@@ -38,7 +39,7 @@ pub(super) fn read(folder: &Path) -> Result<(Vec<RawCurve>, Vec<String>)> {
     let text = kerple_run::files::read_text(&config).map_err(Error::io(&config, "read"))?;
     let keys: Value = serde_json::from_str(&text).map_err(|error| refused(&config, error, "copy the file again"))?;
     let files = weight_files(folder)?;
-    let mut curves = Vec::new();
+    let (mut curves, mut found) = (Vec::new(), Vec::<LayerProfiles>::new());
     for file in &files {
         for name in file.names() {
             if name.ends_with(PLANE) {
@@ -52,14 +53,32 @@ pub(super) fn read(folder: &Path) -> Result<(Vec<RawCurve>, Vec<String>)> {
             if name.ends_with(BUCKETS) {
                 curves.extend(bucket_curves(file, &name, &config, &keys)?);
             }
+            if name.ends_with(PROFILES) {
+                let layer = layer_number(&name).or(Some(found.len()));
+                found.extend(profiles::of_tensor(file.path(), &name, numbers(file, &name)?, layer)?);
+            }
         }
+    }
+    if !found.is_empty() {
+        found.sort_by_key(|profiles| profiles.layer);
+        return profiles::curves(folder, &found, &files, options);
+    }
+    if options.queries.is_some() {
+        let what = format!("no tensor `{PROFILES}`, so its bias does not depend on the query");
+        return Err(refused(folder, what, "omit --queries"));
     }
     if curves.is_empty() {
         let kind = keys["model_type"].as_str().unwrap_or("of an unknown type");
-        let what = format!("a model {kind} without a tensor `{BUCKETS}`");
-        return Err(refused(folder, what, "give a model of the T5 family, or export its curves as CSV"));
+        let what = format!("a model {kind} without a tensor `{BUCKETS}` or `{PROFILES}`");
+        return Err(refused(folder, what, "give a model of the T5 family or of Inkling, or export its curves as CSV"));
     }
     Ok((curves, Vec::new()))
+}
+
+/// The number after `layers` in the name of a tensor.
+fn layer_number(name: &str) -> Option<usize> {
+    let mut parts = name.split('.').skip_while(|part| *part != "layers");
+    parts.nth(1)?.parse().ok()
 }
 
 /// `model.safetensors`, or all parts of a model.

@@ -1,14 +1,15 @@
 //! A search as pages and tables: `index.html` and `report.md` with what was confirmed, `selection.html` with the rungs and the
-//! space, `search.json`, and `tables/*.csv`.
+//! space, `search.json`, `tables/*.csv` and `figures/*.svg`.
 
 use super::confirmation::{ComparedArm, SearchResult, short};
+use super::figures;
 use super::plan::SearchPlan;
 use super::stages::{RungEntry, RungResult};
 use crate::page::{FitPage, FitSection, head, row};
 use crate::space::Space;
-use kerple_report::folder::{INDEX, TEXT, csv, put, refuse_foreign};
+use kerple_report::folder::{INDEX, TEXT, csv, put, refuse_foreign, remove_former_figures};
 use kerple_report::format::probability;
-use kerple_report::page::{Grid, Row};
+use kerple_report::page::{Figure, Grid, Row, figure_part};
 use kerple_run::{Error, Result, write_json};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -34,11 +35,17 @@ pub struct WrittenSearch {
 pub fn write(plan: &SearchPlan, result: &SearchResult, folder: &Path, program: &str) -> Result<WrittenSearch> {
     refuse_foreign(folder)?;
     std::fs::create_dir_all(folder).map_err(Error::io(folder, "create"))?;
+    let (confirmed, selected) = (figures::confirmed(plan, result), figures::selected(result, BIASED));
     let mut files = Vec::new();
-    let page = confirmed_page(plan, result, program);
+    for figure in confirmed.iter().chain(&selected) {
+        put(folder.join(figure.file()), figure.alone().into_bytes(), &mut files)?;
+    }
+    remove_former_figures(folder, &files)?;
+    let page = confirmed_page(plan, result, confirmed.as_ref(), program);
     put(folder.join(INDEX), page.html()?.into_bytes(), &mut files)?;
     put(folder.join(TEXT), page.markdown()?.into_bytes(), &mut files)?;
-    put(folder.join(SELECTION), selection_page(plan, result, program).html()?.into_bytes(), &mut files)?;
+    let selection = selection_page(plan, result, selected.as_ref(), program);
+    put(folder.join(SELECTION), selection.html()?.into_bytes(), &mut files)?;
     let json = folder.join("search.json");
     write_json(&json, result)?;
     files.push(json);
@@ -59,7 +66,7 @@ fn facts(plan: &SearchPlan, result: &SearchResult, program: &str) -> Vec<(&'stat
     ]
 }
 
-fn confirmed_page(plan: &SearchPlan, result: &SearchResult, program: &str) -> FitPage {
+fn confirmed_page(plan: &SearchPlan, result: &SearchResult, figure: Option<&Figure>, program: &str) -> FitPage {
     let confirmation = plan.stages.last().expect("a plan confirms");
     let percent = short(100.0 * plan.rules.margin);
     let confirmed = FitSection {
@@ -96,6 +103,7 @@ fn confirmed_page(plan: &SearchPlan, result: &SearchResult, program: &str) -> Fi
             ]),
             rows: result.finalists.iter().chain(&result.baselines).map(compared_row).collect(),
         }],
+        figures: figure.map(figure_part).into_iter().collect(),
         ..FitSection::default()
     };
     let mut tried = result.counts.sentences();
@@ -108,7 +116,7 @@ fn confirmed_page(plan: &SearchPlan, result: &SearchResult, program: &str) -> Fi
         facts: facts(plan, result, program),
         sections: vec![confirmed, tried],
         files: &[SELECTION, "search.json", "rows.jsonl", "tables/confirmation.csv", TEXT],
-        has_figures: false,
+        has_figures: figure.is_some(),
     }
 }
 
@@ -147,7 +155,7 @@ fn compared_row(arm: &ComparedArm) -> Row {
     line
 }
 
-fn selection_page(plan: &SearchPlan, result: &SearchResult, program: &str) -> FitPage {
+fn selection_page(plan: &SearchPlan, result: &SearchResult, figure: Option<&Figure>, program: &str) -> FitPage {
     let shrunk = FitSection {
         id: "shrinkage",
         title: format!("Shrinkage ({BIASED})"),
@@ -161,6 +169,7 @@ fn selection_page(plan: &SearchPlan, result: &SearchResult, program: &str) -> Fi
             head: shrinkage_head(result),
             rows: result.finalists.iter().map(shrinkage_row).collect(),
         }],
+        figures: figure.map(figure_part).into_iter().collect(),
         ..FitSection::default()
     };
     let rung = |of: &RungResult| Grid {
@@ -208,7 +217,7 @@ fn selection_page(plan: &SearchPlan, result: &SearchResult, program: &str) -> Fi
         facts: facts(plan, result, program),
         sections: vec![shrunk, rungs, space],
         files: &[INDEX, "search.json", "tables/rungs.csv", "tables/space.csv"],
-        has_figures: false,
+        has_figures: figure.is_some(),
     }
 }
 

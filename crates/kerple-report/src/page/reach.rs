@@ -5,9 +5,9 @@ use super::{Cell, Figure, Grid, Row, Section};
 use crate::format::{count, probability};
 use crate::plot::{Axis, Legend, Plot, Series};
 use crate::results::{AnswerReach, AnswerTable, Results, name_text};
-use crate::statistics::mean;
 use crate::statistics::reach::threshold;
 use crate::statistics::ruler::{RulerSummary, THRESHOLD};
+use crate::statistics::{ALPHA, holm, mean};
 use std::collections::BTreeSet;
 
 /// Tokens of a reach as they are shown, with the open ends that they may have.
@@ -168,6 +168,22 @@ pub(super) fn suite_grids(results: &Results) -> Vec<Grid> {
         rows,
     }));
     grids
+}
+
+/// How many pairs all tables test, and how many of them remain when Holm's method corrects the whole page.
+pub(super) fn tests_sentence(results: &Results) -> Option<String> {
+    let tested = || results.answers.iter().flat_map(|table| &table.pairs).filter_map(|pair| Some((pair.n, pair.p?)));
+    let p: Vec<f64> = tested().map(|(_, p)| p).collect();
+    let (least, most) = (tested().map(|(n, _)| n).min()?, tested().map(|(n, _)| n).max()?);
+    let significant = |p: &[f64]| p.iter().filter(|p| **p < ALPHA).count();
+    let seeds = if least == most { most.to_string() } else { format!("{least} to {most}") };
+    Some(format!(
+        "{} differences of pairs were tested on this page, over {seeds} seeds: {} have p < {ALPHA} uncorrected, and {} after \
+         Holm's correction for the whole page.",
+        p.len(),
+        significant(&p),
+        significant(&holm(&p))
+    ))
 }
 
 /// Differences of means below the diagonal, corrected p above it.

@@ -3,8 +3,8 @@
 use super::answers::AccuracyByLength;
 use super::number;
 use super::table::RowName;
-use crate::statistics::reach::{ModelReach, beyond, threshold};
-use crate::statistics::{ALPHA, holm, paired_t_test};
+use crate::statistics::reach::{ModelReach, beyond, sign_flip_p, threshold};
+use crate::statistics::{ALPHA, LEAST_PAIRS, holm, paired_t_test};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -76,6 +76,10 @@ pub struct AnswerPair {
     pub p_holm: Option<f64>,
     /// Why this was not tested.
     pub untestable: Option<String>,
+    /// Two-sided p-value of the signs of the differences of reaches, see [`sign_flip_p`]; absent where either has fewer
+    /// than three runs that have learned the task.
+    #[serde(with = "number")]
+    pub signs_p: Option<f64>,
 }
 
 impl AnswerReach {
@@ -133,9 +137,13 @@ pub(super) fn reach(
 /// Every pair of rows, tested and corrected together.
 pub(super) fn pairs(reaches: &[AnswerReach]) -> Vec<AnswerPair> {
     let pair = |(a, b): (usize, usize)| {
-        let others: BTreeMap<u64, f64> = reaches[b].seeds.iter().map(|seed| (seed.seed, seed.beyond)).collect();
-        let common = reaches[a].seeds.iter().filter_map(|seed| Some((seed.beyond, *others.get(&seed.seed)?)));
-        let (x, y): (Vec<f64>, Vec<f64>) = common.unzip();
+        let others: BTreeMap<u64, &SeedReach> = reaches[b].seeds.iter().map(|seed| (seed.seed, seed)).collect();
+        let common: Vec<(&SeedReach, &SeedReach)> =
+            reaches[a].seeds.iter().filter_map(|seed| Some((seed, *others.get(&seed.seed)?))).collect();
+        let (x, y): (Vec<f64>, Vec<f64>) = common.iter().map(|(x, y)| (x.beyond, y.beyond)).unzip();
+        // of two that reach every length, or none, the difference is not a number and has no sign
+        let signs: Vec<f64> = common.iter().map(|(x, y)| x.tokens - y.tokens).collect();
+        let are_learned = [a, b].iter().all(|row| reaches[*row].learned >= LEAST_PAIRS);
         let test = paired_t_test(&x, &y);
         let interval = test.as_ref().ok().map(|test| test.interval(1.0 - ALPHA));
         AnswerPair {
@@ -147,6 +155,7 @@ pub(super) fn pairs(reaches: &[AnswerReach]) -> Vec<AnswerPair> {
             p: test.as_ref().ok().map(|test| test.p),
             p_holm: None,
             untestable: test.err().map(|why| why.to_string()),
+            signs_p: are_learned.then(|| sign_flip_p(&signs)),
         }
     };
     let all = (0..reaches.len()).flat_map(|a| (a + 1..reaches.len()).map(move |b| (a, b)));

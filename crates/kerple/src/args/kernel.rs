@@ -95,7 +95,7 @@ pub enum KernelCommand {
 #[derive(Debug, Args)]
 pub struct FitArgs {
     /// Curves: run folders, .csv, .json or .safetensors files, or transformers folders of the T5
-    /// family.
+    /// family or of Inkling.
     #[arg(required = true)]
     pub curves: Vec<PathBuf>,
     /// Families, separated by commas: names, expressions with learned parameters, or all (const,
@@ -121,6 +121,15 @@ pub struct FitArgs {
     /// Tensor with the curves, where a .safetensors file has several.
     #[arg(long, value_name = "NAME")]
     pub tensor: Option<String>,
+    /// Rows of queries [heads, rank] or [layers, heads, rank], for a bias that depends on the query
+    /// (Inkling): a tensor of the source, or a .safetensors file with one tensor. Curves are those of
+    /// the rows; without them, the factors of the bias.
+    #[arg(long, value_name = "TENSOR")]
+    pub queries: Option<String>,
+    /// Let heads of a layer have different families, where one expression has them all as special
+    /// cases; otherwise all heads have the one with the least sum of the criterion.
+    #[arg(long)]
+    pub per_head: bool,
     /// Number of distances of a run's curves [default: 32 times the training length].
     #[arg(long)]
     pub length: Option<usize>,

@@ -10,6 +10,8 @@ use kerple_core::encoding::{Encoding, EncodingParameter, Geometry, InLinear, MET
 use kerple_report::plot::{Plot, over_distances};
 use std::path::Path;
 
+/// Most initial values of a parameter that are shown.
+const SHOWN_STARTS: usize = 8;
 /// Largest table that is drawn or printed.
 const MOST_VALUES: usize = 1 << 24;
 
@@ -57,7 +59,7 @@ fn list(json: bool) {
 }
 
 fn initial(parameter: &EncodingParameter) -> String {
-    let start = match parameter.init {
+    let start = match &parameter.init {
         ParameterInit::Constant(value) => format!("{value}"),
         ParameterInit::Uniform([low, high]) => format!("U[{low}, {high})"),
         ParameterInit::Normal { std } => format!("N(0, {std:.4}^2)"),
@@ -65,6 +67,11 @@ fn initial(parameter: &EncodingParameter) -> String {
         ParameterInit::Gains { .. } => "2 N(0, 1) / sqrt(norm)".to_owned(),
         ParameterInit::Gates { spans: [first, last] } => format!("-ln(expm1(1/T)), T from {first} to {last}"),
         ParameterInit::StepIdentity { std, .. } => format!("N(0, {std:.3}^2), plus a step identity"),
+        ParameterInit::PerHead(starts) => {
+            let shown: Vec<String> = starts.iter().take(SHOWN_STARTS).map(f64::to_string).collect();
+            let more = if starts.len() > SHOWN_STARTS { ", .." } else { "" };
+            format!("{}{more} by head", shown.join(", "))
+        }
     };
     let range = match (parameter.low.is_finite(), parameter.high.is_finite()) {
         (true, true) => format!(", kept in [{}, {}]", parameter.low, parameter.high),

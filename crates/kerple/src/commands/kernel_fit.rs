@@ -21,10 +21,12 @@ pub fn run(args: &FitArgs) -> CommandResult {
             RankName::Aicc => RankBy::Aicc,
             RankName::Far => RankBy::Far,
         },
+        per_head: args.per_head,
     };
     let reading = ReadOptions {
         tensor: args.tensor.clone(),
         weights: args.weights.clone(),
+        queries: args.queries.clone(),
         length: args.length,
         points: args.points.as_deref().map(points).transpose()?,
     };
