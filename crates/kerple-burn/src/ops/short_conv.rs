@@ -36,7 +36,7 @@ pub fn short_conv(x: Tensor<3>, filters: Tensor<2>, mask: &AttentionMask, implem
     inputs.apply(ShortConvOp { positions })
 }
 
-/// The convolution alone, which is not added to what it reads. `before` as for [`reference`].
+/// The convolution alone, which is not added to what it reads. `before` as for [`reference()`].
 pub(super) fn alone(
     x: Tensor<3>,
     filters: &Tensor<2>,

@@ -117,17 +117,18 @@ fn encoding(
             bytes(&[kept, rows.sequences, rows.positions, heads, width])
         }
         // of every layer, whose rows differ: directions as they are projected, convolved, their squares and roots, and gradients; gates as
-        // above. While it is at work rows of tiles, for a key head and token 4 rows of D or 64 numbers, and 4 more in the backward, where a
-        // thread has queries and scores of 64 rows at every tile
+        // above. While it is at work what is kept of tiles of T tokens, for a key head and token 2 D + T + D D / T numbers, and their gradient
+        // in the backward, where a thread has queries and scores of T rows at every tile
         Injection::Householder { gates } => {
             let kv_heads = geometry.kv_heads;
             let [kept, of_tiles, of_gates] =
-                if rows.training { [10 * layers + 8, 8, 3 * layers + 4] } else { [10, 4, 4] };
+                if rows.training { [10 * layers + 8, 2, 3 * layers + 4] } else { [10, 1, 4] };
+            let of_tile = 2 * head_dim + HOUSEHOLDER_TILE + (head_dim * head_dim).div_ceil(HOUSEHOLDER_TILE);
             let of = |kept, heads, width| bytes(&[kept, rows.sequences, rows.positions, heads, width]);
             let threads = if rows.training { rayon::current_num_threads() } else { 0 };
             let held = [
                 of(kept, kv_heads, head_dim),
-                of(of_tiles, kv_heads, head_dim.max(HOUSEHOLDER_TILE)),
+                of(of_tiles, kv_heads, of_tile),
                 of(of_gates, heads, usize::from(gates)),
                 bytes(&[threads, rows.positions, head_dim + HOUSEHOLDER_TILE]),
             ];
