@@ -59,7 +59,10 @@ fn far(label: &str, seed: u64) -> [f64; 5] {
 #[test]
 fn a_reach_is_judged_by_its_cells() {
     let confirmed = cell("reach", json!({"above": 1.0}), 6, far);
-    assert!(confirmed.contains("✓ confirmed") && confirmed.contains("3.008 [2.031, 4.125] octaves, p = 6e-4"), "{confirmed}");
+    assert!(
+        confirmed.contains("✓ confirmed") && confirmed.contains("3.008 [2.031, 4.125] octaves, p = 6e-4"),
+        "{confirmed}"
+    );
     assert!(confirmed.contains("n = 6"), "{confirmed}");
     let smaller = cell("reach", json!({"above": 4.5}), 6, |label, seed| {
         if label == "rotary" { up_to(1 + (seed % 2) as usize, seed) } else { up_to(3 + (seed % 2) as usize, seed) }
@@ -98,8 +101,11 @@ fn reaches_of_runs_that_have_not_learned_are_not_compared() {
 #[test]
 fn the_mean_beyond_is_judged_where_a_guess_counts_0() {
     // shares of 0.98 and 0.59 at all lengths beyond are 0.96 and 0.18 of the way from a guess
-    let mean =
-        |bound| cell("beyond", bound, 4, |label, seed| up_to(if label == "rotary" { 1 } else { 5 }, if label == "rotary" { seed } else { seed * seed / 3 }));
+    let mean = |bound| {
+        cell("beyond", bound, 4, |label, seed| {
+            up_to(if label == "rotary" { 1 } else { 5 }, if label == "rotary" { seed } else { seed * seed / 3 })
+        })
+    };
     let confirmed = mean(json!({"above": 0.5}));
     assert!(confirmed.contains("✓ confirmed") && confirmed.contains("n = 4"), "{confirmed}");
     assert!(mean(json!({"above": 0.8})).contains("✗ contradicted"), "{}", mean(json!({"above": 0.8})));
