@@ -29,7 +29,7 @@ WORKS = {"attention": "attention with a learned KERPLE-log", "dape": "attention 
          "step": "training step, 4 layers of width 256", "neox": "training step, 12 layers of width 768, 50304 tokens",
          "eval": "loss of one segment"}
 PASSES = {"forward": ", forward", "both": ", forward and backward"}
-ENCODINGS = ("alibi", "t5", "fox", "kerple_positions", "inkling", "wall", "grape_ap", "fire", "cope", "transformer_xl", "dape")
+ENCODINGS = ("alibi", "t5", "fox", "kerple_positions", "inkling", "wall", "grape_ap", "path", "fire", "cope", "transformer_xl", "dape")
 
 
 def against_torch():

@@ -18,7 +18,7 @@ CLASSES = {
     one.kind: one for one in vars(kt).values() if isinstance(one, type) and issubclass(one, Encoding) and one.kind
 }
 #: What enters elsewhere than in the scores of softmax attention, and what only the command computes.
-ELSEWHERE = {"learned", "sinusoidal", "sine_spe", "conv_spe", "wall", "grape_ap"}
+ELSEWHERE = {"learned", "sinusoidal", "sine_spe", "conv_spe", "wall", "grape_ap", "path"}
 
 
 def inputs(queries=7, keys=7, heads=4, features=6, dtype=torch.float64, batch=2, kv_heads=None):

@@ -45,6 +45,8 @@ pub struct AttentionContext {
     pub relative: Option<RelativeProjection>,
     /// A bias over paths, from the layer's normed rows.
     pub path: Option<PathProjection>,
+    /// Householder products, from the layer's normed rows.
+    pub householder: Option<HouseholderProjection>,
     /// What linear attention takes in place of a bias.
     pub linear: LinearContext,
 }
@@ -96,7 +98,7 @@ impl AttentionContext {
     ///
     /// # Panics
     /// When there are gates or a bias from rows in one of the two only.
-    pub fn scores(&self, FromRows { gates, feature_gates, relative, path }: FromRows) -> ScoreContext {
+    pub fn scores(&self, FromRows { gates, feature_gates, relative, path, householder }: FromRows) -> ScoreContext {
         assert_eq!(self.gates.is_some(), gates.is_some(), "a layer computes gates from its rows before its attention");
         assert_eq!(
             self.feature_gates.is_some(),
@@ -105,8 +107,10 @@ impl AttentionContext {
         );
         assert_eq!(self.relative.is_some(), relative.is_some(), "a layer computes its relative bias likewise");
         assert_eq!(self.path.is_some(), path.is_some(), "a layer computes the features of its paths likewise");
+        assert_eq!(self.householder.is_some(), householder.is_some(), "a layer computes Householder products likewise");
         let kernel = self.gates.as_ref().and_then(|gates| gates.kernel.clone());
-        ScoreContext { mask: self.mask.clone(), bias: self.bias.clone(), gates, kernel, feature_gates, relative, path }
+        let (mask, bias) = (self.mask.clone(), self.bias.clone());
+        ScoreContext { mask, bias, gates, kernel, feature_gates, relative, path, householder }
     }
 }
 
@@ -121,6 +125,8 @@ pub struct FromRows {
     pub relative: Option<RelativeTensors>,
     /// The bias over paths.
     pub path: Option<PathTensors>,
+    /// Householder products of all keys.
+    pub householder: Option<HouseholderTensors>,
 }
 
 /// What positions change in softmax attention.
@@ -143,6 +149,17 @@ pub struct ScoreContext {
     pub relative: Option<RelativeTensors>,
     /// A bias over paths, for a causal mask. Not together with any other change.
     pub path: Option<PathTensors>,
+    /// Householder products along the path from key to query, for a causal mask. Not together with any other change than gates.
+    pub householder: Option<HouseholderTensors>,
+}
+
+/// Products of matrices by which tokens change the keys before them, see [`HouseholderPath`](kerple_core::forms::HouseholderPath).
+#[derive(Clone, Debug)]
+pub struct HouseholderTensors {
+    /// w, `[B, G, K, D]`
+    pub directions: Tensor<4>,
+    /// beta, `[B, G, K, 1]`
+    pub strengths: Tensor<4>,
 }
 
 /// A bias that is summed over the tokens from key to query, see [`PathBias`](kerple_core::forms::PathBias).
@@ -255,6 +272,21 @@ pub struct RelativeProjection {
     pub profiles: Tensor<2>,
     /// Multiplies queries and rows.
     pub log_scale: Option<LogLengthFactor>,
+}
+
+/// Householder products that a layer makes of its normed rows, see [`HouseholderMap`](kerple_core::forms::HouseholderMap).
+#[derive(Clone, Debug)]
+pub struct HouseholderProjection {
+    /// `[M, R]` and `[R, G D]`.
+    pub weights: [Tensor<2>; 2],
+    /// Of the convolution, `[G D, W]`; the last column is of the token itself.
+    pub filters: Tensor<2>,
+    /// `[M, G]`
+    pub strength_weight: Tensor<2>,
+    /// `[G]`
+    pub strength_bias: Tensor<1>,
+    /// What gates are multiplied by, where there are any.
+    pub gate_factor: f64,
 }
 
 /// A bias over paths whose features a layer computes from its normed rows `x`, `[B, L, M]`: `p = x W`.

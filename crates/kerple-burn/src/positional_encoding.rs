@@ -7,8 +7,8 @@ pub use snapshot::EncodingSnapshot;
 
 use crate::attention_context::{
     AngleProjection, AttentionBias, AttentionContext, AttentionMask, DecayTensors, ExponentialTensors,
-    FeatureGateProjection, GateProjection, IncrementProjection, KernelTensors, LinearContext, Mask, PathProjection,
-    ProjectedIncrements, QueryKeyMapTensors, RelativeProjection, RotaryTables, StochasticCode,
+    FeatureGateProjection, GateProjection, HouseholderProjection, IncrementProjection, KernelTensors, LinearContext,
+    Mask, PathProjection, ProjectedIncrements, QueryKeyMapTensors, RelativeProjection, RotaryTables, StochasticCode,
 };
 use crate::forward_context::{ForwardContext, POSITIONS};
 use crate::implementation::{DeviceKind, Impl};
@@ -405,6 +405,7 @@ impl PositionalEncoding {
                 let path = self.path_projection(layer, &places, options, implementation);
                 AttentionContext { path: Some(path), ..causal }
             }
+            Injection::Householder { .. } => self.householder(layer, options.1, causal),
             Injection::Code => {
                 let plan = self.encoding.code(&self.geometry).expect("this encoding is a code");
                 let code = Some(Arc::new(StochasticCode { plan, values: self.stored(layer) }));
@@ -556,6 +557,27 @@ impl PositionalEncoding {
             relative: features.relative,
             slopes: features.slopes.into(),
         }
+    }
+
+    /// The context of a layer with what it computes Householder products with, and its gates.
+    fn householder(&self, layer: usize, dtype: DType, context: AttentionContext) -> AttentionContext {
+        let map = self.encoding.householder(&self.geometry).expect("this encoding has Householder products");
+        let Geometry { heads, kv_heads, head_dim, d_model, .. } = *self.geometry;
+        let features = kv_heads * head_dim;
+        let mut stored = self.stored_as(layer, dtype).into_iter();
+        let mut next = || stored.next().expect("directions and strengths have weights");
+        let householder = HouseholderProjection {
+            weights: [next().reshape([d_model, map.rank]), next().reshape([map.rank, features])],
+            filters: next().reshape([features, map.width]),
+            strength_weight: next().reshape([d_model, kv_heads]),
+            strength_bias: next(),
+            gate_factor: map.gate_factor.unwrap_or(1.0),
+        };
+        let gates = map.gate_factor.map(|_| {
+            let weight = Some(next().reshape([d_model, heads]));
+            GateProjection { weight, bias: next(), map: GateMap::LogSigmoid, kernel: None }
+        });
+        AttentionContext { householder: Some(householder), gates, ..context }
     }
 
     /// The decay of a layer with these parameters, as tensors and as numbers.

@@ -68,6 +68,10 @@ const ENCODINGS: &[&str] = &[
     r#"{"kind":"pope"}"#,
     r#"{"kind":"pope","width":3,"window":2,"sink_tokens":1}"#,
     r#"{"kind":"fope"}"#,
+    r#"{"kind":"path","rank":3}"#,
+    r#"{"kind":"path","rank":2,"gate":true,"gate_scale":"inside","window":3}"#,
+    r#"{"kind":"path","rank":2,"conv":1,"gate":true}"#,
+    r#"{"kind":"path","rank":3,"conv":2}"#,
 ];
 
 /// Those of linear attention.
@@ -93,7 +97,9 @@ impl Both {
         let (device, mut rng) = (device(), rng(seed));
         let block = TransformerBlock::new(plan, &SIZES, 0, &mut init(&mut rng, &device)).map(&mut Randomize(&mut rng));
         let encoding: Encoding = serde_json::from_str(text).unwrap();
-        let geometry = Geometry { d_model: SIZES.d_model, ..Geometry::new(SIZES.n_heads, SIZES.head_dim, 64) };
+        let kv_heads = plan.n_kv_heads.unwrap_or(SIZES.n_heads);
+        let geometry =
+            Geometry { kv_heads, d_model: SIZES.d_model, ..Geometry::new(SIZES.n_heads, SIZES.head_dim, 64) };
         let encoding = PositionalEncoding::new(&encoding, &geometry, 1, seed, &device).map(&mut ToDouble);
         Both { block, encoding: encoding.with_attention(&plan.attention) }
     }
@@ -189,7 +195,7 @@ fn softmax_attention_packs_documents_with_every_encoding() {
             let both = Both::new(text, plan, seed);
             let what = format!("{text} {packing:?}");
             check(&both, packing, false, (at == 1).then_some(1e-5), seed + 1, &what);
-            let one_way = ["xpos", "inkling", "wall", "selective_rope", "rotary_positions", "sink_tokens"]
+            let one_way = ["xpos", "inkling", "wall", "selective_rope", "rotary_positions", "\"path\"", "sink_tokens"]
                 .iter()
                 .any(|key| text.contains(key))
                 || text.contains("window") && text.contains("values");

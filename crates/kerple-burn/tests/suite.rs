@@ -5,6 +5,7 @@ mod common;
 mod custom_ops;
 mod documents;
 mod feature_gates;
+mod householder;
 mod learned_positions;
 mod linear;
 mod path_bias;

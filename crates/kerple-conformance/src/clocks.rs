@@ -4,6 +4,7 @@
 pub(crate) mod engines;
 mod gates;
 mod kernels;
+mod path;
 
 use crate::case::Case;
 use crate::methods::{ReferenceMethod, method};
@@ -16,11 +17,8 @@ use kerple_core::encoding::{Encoding, Geometry, Method, TableGradient, fox};
 use kerple_core::forms::{AttnTemperature, DistanceTable, Normalizer, SOFTPICK_EPS, StickBreaking};
 
 /// Methods of the same collection that there is no engine for, by how the names of their cases begin.
-const NOT_BUILT: [(&str, &str); 3] = [
-    ("selective/", "selective attention"),
-    ("path/", "accumulated reflections"),
-    ("rotary/self_extend", "distances that are grouped"),
-];
+const NOT_BUILT: [(&str, &str); 2] =
+    [("selective/", "selective attention"), ("rotary/self_extend", "distances that are grouped")];
 
 /// Why a case of this name is not covered, if it is known and is not.
 pub fn not_built(name: &str) -> Option<&'static str> {
@@ -39,6 +37,7 @@ pub fn runner(name: &str) -> Option<CaseRunner> {
         "window" if name == "window/capped_distance" => Some(run),
         "kclock" | "window" if not_built(name).is_none() => Some(kernels::run),
         "long" => Some(long),
+        "path" => Some(path::run),
         "decode" => Some(kernels::decode),
         "theory" if name == "theory/far_mass" => Some(far_mass),
         "theory" => Some(crate::theory::learned_positions),

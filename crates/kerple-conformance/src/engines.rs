@@ -54,7 +54,7 @@ pub(crate) fn forward_backward<T: Number>(
     let (tables, d_map) = match &problem.scores {
         ScoreTransform::Table(table) => (*table, None),
         ScoreTransform::Mod(_) => (ScoreTable::PLAIN, Some(vec![T::ZERO; map_numbers])),
-        ScoreTransform::Path(_) => (ScoreTable::PLAIN, None),
+        ScoreTransform::Path(_) | ScoreTransform::Householder(_) => (ScoreTable::PLAIN, None),
     };
     let mut found = ForwardBackward {
         out: room(d_out),
@@ -91,6 +91,7 @@ pub(crate) fn forward_backward<T: Number>(
             .map(|[d_positions, d_parameters]| PositionGradients { d_positions, d_parameters }),
         d_relative: None,
         d_path: None,
+        d_householder: None,
     };
     let saved = AttentionSaved { q, k, v, out: view(&found.out, of_out), lse: &found.lse, d_out: view(d_out, of_out) };
     let backward = if fused { attention::backward::<T> } else { naive::backward::<T> };

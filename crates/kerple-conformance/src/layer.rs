@@ -114,6 +114,7 @@ impl ReferenceLayer {
             | EncodingForm::QueryKeyMap(_)
             | EncodingForm::RelativeBias(_)
             | EncodingForm::PathBias(_)
+            | EncodingForm::Householder(_)
             | EncodingForm::Code(_) => (DistanceTable::default(), None),
         };
         let (bias, weight) = (table.bias.as_deref().map(cast::<T>), table.weight.as_deref().map(cast::<T>));
@@ -245,6 +246,7 @@ pub(crate) fn d_values(
         | EncodingForm::QueryKeyMap(_)
         | EncodingForm::RelativeBias(_)
         | EncodingForm::PathBias(_)
+        | EncodingForm::Householder(_)
         | EncodingForm::Code(_) => 0,
     };
     let of_own: usize = values[values.len() - own..].iter().map(Vec::len).sum();

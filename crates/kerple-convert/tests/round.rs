@@ -117,8 +117,8 @@ fn our_own_files_come_back_as_the_plans_they_were() {
     let linear = "[model.block.attention.linear]\nn_features = 16\n";
     let layers = "[model.block]\nsink = \"learned\"\nssmax = 0.5\nattn_softcap = 30.0\n[model.layers.near]\nevery = 2\nwindow = 4\n[model.layers.still]\nat = [0]\nencoding = \"t5\"\n";
     // those that exports refuse by name
-    const REFUSED: [&str; 7] =
-        ["kerple_positions", "wall", "grape_ap", "selective_rope", "rotary_positions", "pope", "fope"];
+    const REFUSED: [&str; 8] =
+        ["kerple_positions", "wall", "grape_ap", "path", "selective_rope", "rotary_positions", "pope", "fope"];
     for kind in kerple_core::encoding::METHODS.into_iter().filter(|kind| !REFUSED.contains(kind)) {
         let model = if kind.ends_with("_spe") { linear } else { "" };
         let (before, after) = goes_round(&of(&format!("\"{kind}\""), model), &own);

@@ -37,6 +37,7 @@ macro_rules! run {
             d_positions: None,
             d_relative: None,
             d_path: None,
+            d_householder: None,
         };
         let saved = AttentionSaved { q, k, v, out: View { data: &out, strides }, lse: &lse, d_out };
         $engine::backward(&$problem, saved, gradients);

@@ -64,6 +64,7 @@ fn run(inputs: Inputs, longest: usize, batch: usize, documents: Option<&PackedDo
         d_positions: None,
         d_relative: None,
         d_path: None,
+        d_householder: None,
     };
     backward(&problem, saved, of_tables);
     (results, clock.elapsed().as_secs_f64() * 1e3)

@@ -16,12 +16,13 @@
 //! | [`tiled`] | [`ScoreTransform::Table`] | O(L), at the speed of the machine |
 //! | [`row_block`] | [`ScoreTransform::Mod`] | O(K) for each of a block of rows and each head |
 //! | [`row_block`] | [`ScoreTransform::Path`] | O(L) |
+//! | [`householder`] | [`ScoreTransform::Householder`] | O(L) |
 //!
-//! [`forward`] and [`backward`] choose between the last two, whose results are bitwise equal at any
+//! [`forward`] and [`backward`] choose between the last three, whose results are bitwise equal at any
 //! number of threads. A NaN reaches every result that depends on it. It may also reach a query that
 //! does not attend to it: a tile multiplies the values it has masked by 0.
 //!
-//! The last two and [`linear`] are compiled in this crate, for `f32` and `f64`: their speed does not depend on how a caller
+//! The last three and [`linear`] are compiled in this crate, for `f32` and `f64`: their speed does not depend on how a caller
 //! is compiled. [`naive`] is compiled with its caller.
 //!
 //! [`linear`] is a different attention: features instead of a softmax, in time linear in the
@@ -30,6 +31,7 @@
 mod compiled;
 mod documents;
 mod dropout;
+pub mod householder;
 mod intervals;
 pub mod linear;
 pub mod measure;
@@ -45,8 +47,8 @@ mod tests;
 pub mod tiled;
 
 pub use crate::forms::{
-    LearnedPositions, Mask, Normalizer, PathBias, PositionKernel, RelativeBias, ScoreTable, ScoreTransform,
-    StickBreaking,
+    HouseholderPath, LearnedPositions, Mask, Normalizer, PathBias, PositionKernel, RelativeBias, ScoreTable,
+    ScoreTransform, StickBreaking,
 };
 pub use crate::tiles::{Strides, View, ViewMut};
 pub(crate) use compiled::CompiledEngines;
@@ -54,8 +56,8 @@ pub use documents::{DocumentSegment, PackedDocuments, PackingError};
 pub use dropout::AttentionDropout;
 pub use intervals::{IntervalError, KeyInterval};
 pub use problem::{
-    AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, MAX_FEATURE_DECAY, PathGradients,
-    PositionGradients, RelativeGradients,
+    AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, HouseholderGradients, MAX_FEATURE_DECAY,
+    PathGradients, PositionGradients, RelativeGradients,
 };
 
 use crate::Number;
@@ -76,6 +78,7 @@ pub fn forward<T: Number>(
     match problem.scores {
         ScoreTransform::Table(_) => tiled::forward(problem, q, k, v, out, lse),
         ScoreTransform::Mod(_) | ScoreTransform::Path(_) => row_block::forward(problem, q, k, v, out, lse),
+        ScoreTransform::Householder(_) => householder::forward(problem, q, k, v, out, lse),
     }
 }
 
@@ -87,5 +90,6 @@ pub fn backward<T: Number>(problem: &AttentionProblem<T>, saved: AttentionSaved<
     match problem.scores {
         ScoreTransform::Table(_) => tiled::backward(problem, saved, gradients),
         ScoreTransform::Mod(_) | ScoreTransform::Path(_) => row_block::backward(problem, saved, gradients),
+        ScoreTransform::Householder(_) => householder::backward(problem, saved, gradients),
     }
 }

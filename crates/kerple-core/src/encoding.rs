@@ -20,6 +20,7 @@ pub mod kerple;
 pub mod kerple_positions;
 pub mod learned;
 pub mod none;
+pub mod path;
 pub mod pope;
 pub mod renamed;
 pub mod rotary;
@@ -61,8 +62,8 @@ pub use randomized::{FormPositions, Randomized};
 pub use renamed::{RENAMED, RenamedKey};
 
 use crate::forms::{
-    Absolute, CodeForm, ContentRotation, DistanceTable, FeatureGates, ForgetGates, PathFeatures, QueryKeyMap, Rotary,
-    RowProfiles, Sides,
+    Absolute, CodeForm, ContentRotation, DistanceTable, FeatureGates, ForgetGates, HouseholderMap, PathFeatures,
+    QueryKeyMap, Rotary, RowProfiles, Sides,
 };
 use crate::seed::{Purpose, stream_at};
 use serde::{Deserialize, Serialize};
@@ -73,6 +74,8 @@ use std::borrow::Cow;
 pub struct Geometry {
     /// Attention heads, H.
     pub heads: usize,
+    /// Heads of keys and values, G, a divisor of H.
+    pub kv_heads: usize,
     /// Features per head, D.
     pub head_dim: usize,
     /// Features per token, M.
@@ -84,7 +87,7 @@ pub struct Geometry {
 impl Geometry {
     /// Sizes of a model as wide as its heads together, M = H * D.
     pub const fn new(heads: usize, head_dim: usize, train_len: usize) -> Geometry {
-        Geometry { heads, head_dim, d_model: heads * head_dim, train_len }
+        Geometry { heads, kv_heads: heads, head_dim, d_model: heads * head_dim, train_len }
     }
 }
 
@@ -259,6 +262,7 @@ impl Encoding {
             | EncodingForm::QueryKeyMap(_)
             | EncodingForm::RelativeBias(_)
             | EncodingForm::PathBias(_)
+            | EncodingForm::Householder(_)
             | EncodingForm::Code(_) => DistanceTable { heads: geometry.heads, len, ..DistanceTable::default() },
         }
     }
@@ -303,6 +307,7 @@ impl Encoding {
             | EncodingForm::QueryKeyMap(_)
             | EncodingForm::RelativeBias(_)
             | EncodingForm::PathBias(_)
+            | EncodingForm::Householder(_)
             | EncodingForm::Code(_) => None,
         }
     }
@@ -371,6 +376,13 @@ impl Encoding {
             return None;
         };
         Some(features)
+    }
+
+    /// What a layer makes Householder products of, for methods that have them.
+    pub fn householder(&self, geometry: &Geometry) -> Option<HouseholderMap> {
+        let Injection::Householder { .. } = self.entry() else { return None };
+        let EncodingForm::Householder(map) = self.form_of(geometry, &[], FormPositions::from(0)) else { return None };
+        Some(map)
     }
 
     /// Whether keys ahead of a query have a bias of their own, so that only an encoder has a use for all of it.

@@ -14,6 +14,7 @@
 //! * [`QueryKeyMap`]s change queries and keys by position, with learned numbers, before their product.
 //! * A [`RelativeBias`] per row is computed from a layer's own rows and profiles over distances.
 //! * A [`PathBias`] is summed over the tokens from key to query, of features that a layer computes from its own rows.
+//! * [`HouseholderPath`]s are products of matrices, by which the tokens from key to query transform the key.
 //! * A [`CodeForm`] contracts queries and keys with random rows of both, before the features of linear attention.
 
 use crate::ops::gate_cumsum::GateMap;
@@ -28,8 +29,8 @@ pub use code::{CodeForm, CodeKind, DrawnCode};
 pub use normalizer::{Normalizer, SOFTPICK_EPS, StickBreaking};
 pub use position_kernel::{LearnedPositions, PositionKernel};
 pub use scores::{
-    PathBias, RelativeBias, ScoreBlock, ScoreDependency, ScoreMod, ScoreModGradients, ScoreTable, ScoreTransform,
-    Strided, ValueMod,
+    HouseholderPath, PathBias, RelativeBias, ScoreBlock, ScoreDependency, ScoreMod, ScoreModGradients, ScoreTable,
+    ScoreTransform, Strided, ValueMod,
 };
 pub(crate) use scores::{visible_keys, visible_sink_tokens};
 
@@ -408,6 +409,21 @@ impl PathFeatures {
         let inv_freq = vec![-1.0; self.width / 2];
         Rotary { inv_freq, amplitude: 1.0, bf16_positions: false, decay_rates: Vec::new() }
     }
+}
+
+/// What a layer makes of its own normed rows `x` for a [`HouseholderPath`], in each key head: directions `w = u / sqrt(|u|^2 + 1e-6)` with
+/// `u_t = silu(sum over n < W of f[:, n] p_(t-W+1+n))` and `p = x W1 W2`, and strengths `2 sigmoid(x W3 + b)`.
+///
+/// What is learned is an encoding's parameters: W1, `[M, R]`, W2, `[R, G D]`, f, `[G D, W]`, W3, `[M, G]`, b, `[G]`; then, where there
+/// are gates `factor ln sigmoid(x W4 + c)` of query heads, W4, `[M, H]`, and c, `[H]`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HouseholderMap {
+    /// R
+    pub rank: usize,
+    /// Tokens of the convolution, W.
+    pub width: usize,
+    /// What gates are multiplied by; `None`: there are none.
+    pub gate_factor: Option<f64>,
 }
 
 /// `1 + alpha ln(max(1, (i + 1) / floor))` at position i, counted from 0: an inverse temperature of the row.

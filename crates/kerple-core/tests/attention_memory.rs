@@ -1,8 +1,8 @@
 //! Memory that the engines take beyond inputs and outputs, counted by the allocator.
 
 use kerple_core::attention::{
-    self, AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, PathBias, PathGradients, ScoreTable,
-    ScoreTransform, Strides, View, ViewMut,
+    self, AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, HouseholderGradients, HouseholderPath,
+    PathBias, PathGradients, ScoreTable, ScoreTransform, Strides, View, ViewMut,
 };
 use kerple_core::forms::{ScoreBlock, ScoreDependency, ScoreMod, ScoreModGradients, Sides};
 use kerple_core::score_mods::mixed::{Bias, Mixed};
@@ -73,6 +73,7 @@ fn of_forward_and_backward(dims: AttentionDims, scores: ScoreTransform<f32>, par
         d_positions: None,
         d_relative: None,
         d_path: None,
+        d_householder: None,
     };
     let mut d_paths = [Vec::new(), Vec::new()];
     let gradients = match scores {
@@ -80,6 +81,15 @@ fn of_forward_and_backward(dims: AttentionDims, scores: ScoreTransform<f32>, par
             d_paths = d_paths.map(|_| vec![0.0; path.keys.data.len()]);
             let [d_queries, d_keys] = d_paths.each_mut().map(|d| ViewMut::new(d, path.keys.strides));
             AttentionGradients { d_path: Some(PathGradients { d_queries, d_keys }), ..none }
+        }
+        ScoreTransform::Householder(of) => {
+            d_paths = [of.directions, of.strengths].map(|view| vec![0.0; view.data.len()]);
+            let [d_directions, d_strengths] = d_paths.each_mut();
+            let d_householder = Some(HouseholderGradients {
+                d_directions: ViewMut::new(d_directions, of.directions.strides),
+                d_strengths: ViewMut::new(d_strengths, of.strengths.strides),
+            });
+            AttentionGradients { d_householder, ..none }
         }
         ScoreTransform::Table(ScoreTable { decay_cumsum: Some(sums), .. }) => {
             d_decays.resize(sums.data.len(), 0.0);
@@ -140,6 +150,29 @@ fn paths_cost_tiles_for_each_thread() {
     let (tile, thread, threads) = (4 * heads * 128 * 64, 256 << 10, rayon::current_num_threads());
     assert!(forward < threads * (tile + thread), "{forward} bytes forward, a tile is {tile}");
     assert!(backward < threads * (4 * tile + thread), "{backward} bytes backward, a tile is {tile}");
+}
+
+#[test]
+fn householder_products_cost_rows_and_tiles_for_each_thread() {
+    let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let (heads, len, head_dim) = (2, 16384, 64);
+    let dims =
+        AttentionDims { batch: 1, heads, kv_heads: heads, queries: len, keys: len, head_dim, value_dim: head_dim };
+    let strides = |width: usize| Strides { batch: heads * len * width, head: len * width, row: width };
+    let directions: Vec<f32> = (0..strides(head_dim).batch).map(|at| if at % 67 == 0 { 1.0 } else { 0.0 }).collect();
+    let strengths: Vec<f32> = (0..strides(1).batch).map(|at| (at % 7) as f32 / 4.0).collect();
+    let path = HouseholderPath {
+        directions: View { data: &directions, strides: strides(head_dim) },
+        strengths: View { data: &strengths, strides: strides(1) },
+        gate_cumsum: None,
+    };
+    let [forward, backward] = of_forward_and_backward(dims, ScoreTransform::Householder(path), 0);
+    // four rows of 64 numbers for every token, eight in the backward, where a thread keeps the scores of a block of 64 queries and
+    // what becomes of these at every tile of 64 keys; one head's scores are a GiB
+    let (rows, of_block) = (4 * heads * len * 64 * 4, 4 * 64 * len * 2);
+    let (thread, threads) = (1 << 20, rayon::current_num_threads());
+    assert!(forward < rows + threads * thread, "{forward} bytes forward, rows are {rows}");
+    assert!(backward < 2 * rows + threads * (of_block + thread), "{backward} bytes backward, rows are {rows}");
 }
 
 /// `z = s + parameter`, which a softmax does not see.

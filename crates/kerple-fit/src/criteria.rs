@@ -10,6 +10,9 @@
 use serde::Serialize;
 use std::f64::consts::PI;
 
+/// Families whose criterion is within this of the best are not distinguished from it.
+pub const TOLD_APART: f64 = 6.0;
+
 /// By what families are ranked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]

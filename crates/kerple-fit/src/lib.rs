@@ -30,7 +30,6 @@ mod fit;
 pub mod input;
 mod interval;
 pub mod kernel_search;
-mod layers;
 mod observations;
 pub mod page;
 pub mod phase;
@@ -41,8 +40,8 @@ mod search;
 pub mod space;
 mod starts;
 
-pub use criteria::{Criteria, Noise, RankBy};
+pub use criteria::{Criteria, Noise, RankBy, TOLD_APART};
 pub use curve::{Curve, CurvePrecision, LEAST_DISTANCES, LEAST_VALUES, MAX_DISTANCES, Support};
 pub use family::{Family, MAX_AMPLITUDES, MAX_SEARCHED, SearchedParameter};
 pub use interval::Ends;
-pub use rank::{CORRELATED, CurveOutcome, FamilyFit, FitOptions, FittedParameter, TOLD_APART, fit_curve, fit_curves};
+pub use rank::{CORRELATED, CurveOutcome, FamilyFit, FitOptions, FittedParameter, fit_curve, fit_curves};

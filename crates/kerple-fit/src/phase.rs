@@ -13,12 +13,11 @@
 //! Kernel expressions have no phase: the fit says what a curve is, and no run starts from it.
 
 use crate::Noise;
-use crate::criteria::{Criteria, criteria};
+use crate::criteria::{Criteria, TOLD_APART, criteria};
 use crate::family::Family;
 use crate::fit::FamilyOptimum;
 use crate::observations::{Observations, dot};
 use crate::projection::{ProjectedFit, least_squares, remove_along};
-use crate::rank::TOLD_APART;
 use crate::search::{Optimum, ROUGH_DECREASE, SearchLimits, search_box};
 use crate::starts::{log_spaced, starts};
 use serde::Serialize;

@@ -1,6 +1,6 @@
 //! All families fitted to a curve, ranked.
 
-use crate::criteria::{Criteria, Noise, RankBy, criteria};
+use crate::criteria::{Criteria, Noise, RankBy, TOLD_APART, criteria};
 use crate::curve::Curve;
 use crate::edge::{at_edge, coincides};
 use crate::family::Family;
@@ -13,8 +13,6 @@ use crate::search::{FIT_DECREASE, MAX_STEPS, SearchLimits, search};
 use kerple_run::{Error, Result};
 use rayon::prelude::*;
 
-/// Families whose criterion is within this of the best are not distinguished from it.
-pub const TOLD_APART: f64 = 6.0;
 /// Above this correlation of neighbouring residuals, criteria that assume none are too sure.
 pub const CORRELATED: f64 = 0.3;
 

@@ -1,12 +1,15 @@
 //! The answer of a fit as data: what `fit.json` has, and pages and terminals show.
 
+mod layers;
+
+use self::layers::layers;
+pub use self::layers::{HeadGroup, LayerFit};
+use crate::criteria::TOLD_APART;
 use crate::curve::Curve;
 use crate::family::Family;
 use crate::input::CurveSource;
-use crate::layers::layers;
-pub use crate::layers::{HeadGroup, LayerFit};
 use crate::phase::WavePhase;
-use crate::rank::{CORRELATED, CurveOutcome, FamilyFit, FitOptions, FittedParameter, TOLD_APART, fit_curves};
+use crate::rank::{CORRELATED, CurveOutcome, FamilyFit, FitOptions, FittedParameter, fit_curves};
 use crate::{Noise, RankBy};
 use kerple_core::calculus::certificate::is_cpd;
 use kerple_core::calculus::expr::Expr;

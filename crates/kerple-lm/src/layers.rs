@@ -172,8 +172,8 @@ impl LayerSettings<'_> {
 
     /// Sizes that its encoding needs, where `geometry` are those of the model.
     pub fn geometry(&self, geometry: &Geometry) -> Geometry {
-        let Heads { heads, head_dim, .. } = self.heads;
-        Geometry { heads, head_dim, ..*geometry }
+        let Heads { heads, kv_heads, head_dim, .. } = self.heads;
+        Geometry { heads, kv_heads, head_dim, ..*geometry }
     }
 
     /// The view that the encodings of a model have of it.

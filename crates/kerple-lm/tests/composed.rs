@@ -59,6 +59,7 @@ fn every_method_trains_composed_as_fused() {
         r#"{"kind":"wall","rank":2}"#,
         r#"{"kind":"wall","g_max":0.5,"scalar_gate":true,"window":6}"#,
         r#"{"kind":"grape_ap","features":4,"relative":true,"window":6}"#,
+        r#"{"kind":"path","rank":3,"gate":true,"gate_scale":"inside","window":6}"#,
         r#"{"kind":"selective_rope","bias":false,"rank":3}"#,
         r#"{"kind":"selective_rope","gate":true,"decay":true,"scalar_gate":true,"window":6}"#,
         r#"{"kind":"rotary_positions","step":"softplus"}"#,

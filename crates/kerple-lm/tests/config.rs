@@ -493,6 +493,12 @@ fn normalizers_refuse_what_they_do_not_support() {
             &[&["encoding.kind=kerple_log"]],
         ),
         (
+            &[stick, "encoding.kind=path"],
+            "model.block.normalizer",
+            "does not support path",
+            &[&["encoding.kind=kerple_log"]],
+        ),
+        (
             &[stick, "data.task=even_pairs"],
             "model.block.normalizer",
             "defined for causal attention only, but an encoder attends in both directions",

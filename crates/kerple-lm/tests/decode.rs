@@ -42,6 +42,8 @@ fn models() -> Vec<(String, Decoder)> {
         r#"{"kind":"rotary_positions","window":4}"#,
         r#"{"kind":"pope","width":3,"window":4}"#,
         r#"{"kind":"fope"}"#,
+        r#"{"kind":"path","rank":3}"#,
+        r#"{"kind":"path","rank":3,"gate":true,"window":4}"#,
     ] {
         let encoding: Encoding = serde_json::from_str(text).unwrap();
         found.push((text.to_owned(), of(&plan_with(&encoding, train(), grouped.clone()))));

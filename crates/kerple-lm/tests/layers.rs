@@ -298,6 +298,17 @@ fn mistakes_name_the_kind() {
     }
 }
 
+/// Directions and strengths belong to key heads, so layers with others cannot share them.
+#[test]
+fn householder_products_serve_one_number_of_key_heads() {
+    let kinds = "encoding.kind = \"path\"\n[model.layers]\na = { every = 2, n_kv_heads = 1";
+    let refused = read(&format!("{kinds} }}")).unwrap_err();
+    let said = "model.layers.a.n_kv_heads: the model's encoding path serves 2 key heads in every layer, give this kind an \
+                encoding of its own";
+    assert!(refused.contains(said), "{refused}");
+    read(&format!("{kinds}, encoding = \"path\" }}")).unwrap();
+}
+
 #[test]
 fn shared_heads_and_scales_do_not_fit_all_kinds() {
     for (keys, said) in [

@@ -92,6 +92,7 @@ fn plans_of_positions() -> Vec<(&'static str, Plan)> {
     vec![
         of("gates", "encoding = \"fox\"", [32, 2], [1024, 4], None),
         of("gates of linear attention", &linear("\"fox\""), [32, 2], [4096, 1], None),
+        of("Householder products", "encoding = { kind = \"path\", gate = true }", [4, 16], [1024, 4], None),
         of("draws of positions", "encoding = { kind = \"rotary\", randomized = 16384 }", [4, 16], [4096, 2], None),
     ]
 }
@@ -174,6 +175,7 @@ fn a_long_text_holds_what_is_estimated() {
         of(16, &favor("\"none\"", 1024), [2, 16], 16_384),
         of(4, &linear("\"fox\""), [16, 4], 16_384),
         of(2, "encoding = \"fox\"", [8, 4], 8192),
+        of(2, "encoding = \"path\"", [2, 16], 8192),
     ] {
         let model = Decoder::new(&plan, &kerple_lm::device());
         let ids: Vec<u32> = (0..len as u32).map(|id| id % 251).collect();
@@ -199,6 +201,7 @@ fn texts_that_grow_hold_what_is_estimated() {
         ("encoding = { kind = \"rotary\", window = 128 }".to_owned(), [4, 16]),
         ("encoding = \"t5\"".to_owned(), [16, 2]),
         ("encoding = \"fox\"".to_owned(), [16, 2]),
+        ("encoding = { kind = \"path\", gate = true }".to_owned(), [4, 16]),
         (linear("\"rotary\""), [4, 16]),
         (linear("\"kerple_log\""), [4, 16]),
         (linear("\"conv_spe\""), [2, 8]),

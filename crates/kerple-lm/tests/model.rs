@@ -63,6 +63,8 @@ fn every_encoding() -> Vec<Encoding> {
             r#"{"kind":"grape_ap","features":4,"window":5}"#,
             r#"{"kind":"grape_ap","relative":true,"share":"model"}"#,
             r#"{"kind":"grape_ap","relative":true,"randomized":40}"#,
+            r#"{"kind":"path","rank":3,"gate":true,"window":5}"#,
+            r#"{"kind":"path","conv":1,"gate":true,"gate_scale":"inside","share":"model"}"#,
         ]
         .map(|text| serde_json::from_str(text).unwrap()),
     );

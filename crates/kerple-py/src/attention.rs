@@ -756,6 +756,7 @@ fn backward<T: Number + Element>(
                     d_positions,
                     d_relative,
                     d_path: None,
+                    d_householder: None,
                 };
                 attention::backward(&problem, saved, gradients);
             };

@@ -201,8 +201,8 @@ impl PyEncoding {
     }
 
     /// Where it enters a model: `nowhere`, `embeddings`, `rotation`, `scores`, `map`, `gates`,
-    /// `learned_positions`, `feature_gates`, `content_rotation`, `query_key_map`, `relative`, `path`
-    /// or `code`.
+    /// `learned_positions`, `feature_gates`, `content_rotation`, `query_key_map`, `relative`, `path`,
+    /// `householder` or `code`.
     #[getter]
     fn entry(&self) -> &'static str {
         match self.encoding.entry() {
@@ -218,6 +218,7 @@ impl PyEncoding {
             Injection::QueryKeyMap { .. } => "query_key_map",
             Injection::RelativeBias => "relative",
             Injection::PathBias => "path",
+            Injection::Householder { .. } => "householder",
             Injection::Code => "code",
         }
     }

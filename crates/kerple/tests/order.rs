@@ -31,7 +31,7 @@ const ORDERS: [(&str, &str); 13] = [
     ("kerple-convert", "layout export import"),
     (
         "kerple-fit",
-        "curve family observations projection search starts fit criteria edge interval rank input report page space kernel_search",
+        "curve family observations projection search starts fit criteria edge interval phase rank input report page space kernel_search",
     ),
     ("kerple-experiments", "error claim manifest timing floors packed seal pages reproduce verify"),
     (

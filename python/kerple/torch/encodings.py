@@ -28,6 +28,7 @@ from ._positions import positions_of_logits, spline_parameters
 _NOT_IN_TORCH = {
     "feature_gates": "gates every feature of queries and keys",
     "path": "sums a bias over the tokens between query and key",
+    "householder": "transforms keys by the tokens between them and a query",
 }
 
 

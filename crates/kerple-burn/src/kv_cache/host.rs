@@ -1,21 +1,24 @@
 //! Keys and values on the CPU, where kernels read them in place.
 
 use super::CachedContext;
-use crate::attention_context::{AttentionBias, AttentionContext, FromRows, PathTensors, RelativeTensors};
+use crate::attention_context::{
+    AttentionBias, AttentionContext, FromRows, HouseholderTensors, PathTensors, RelativeTensors,
+};
 use crate::heads::Heads;
 use crate::host_array::HostArray;
 use crate::ops::attention::{AttentionCall, ScoreInputs, Scoring, dense};
 use crate::ops::qk_scaling::RowsBefore;
 use crate::parameters::on_host;
 use burn::tensor::{Tensor, TensorData};
+use kerple_core::attention::householder::{HouseholderProducts, rewrite_keys};
 use kerple_core::attention::{AttentionDims, Strides, View, ViewMut};
-use kerple_core::forms::{PathBias, RelativeBias, Strided};
+use kerple_core::forms::{HouseholderPath, PathBias, RelativeBias, Strided};
 use kerple_core::ops::gate_cumsum::clamp_gate;
 use kerple_core::ops::rotary::Turn;
 use std::ops::Range;
 
 /// Growing keys and values, `[B, G, capacity, D]` each, so that the keys of each head are
-/// contiguous.
+/// contiguous. With Householder products keys are those that the next query multiplies with: each new token rewrites them.
 #[derive(Clone, Debug)]
 pub struct HostKv {
     batch: usize,
@@ -75,7 +78,7 @@ impl HostKv {
         heads: Heads,
         scoring: &Scoring,
         context: &AttentionContext,
-        FromRows { gates, feature_gates, relative, path }: FromRows,
+        FromRows { gates, feature_gates, relative, path, householder }: FromRows,
     ) -> Tensor<3> {
         let ([batch, len, _], device) = (qkv.dims(), qkv.device());
         if self.seen == 0 {
@@ -110,6 +113,15 @@ impl HostKv {
             self.extend_path_keys(&on_host(keys));
             (on_host(queries), slopes)
         });
+        // one token rewrites all keys first, and its query needs no other products; keys held need none of the tokens before
+        let products = match &householder {
+            Some(of) if len == 1 => {
+                self.rewrite(of, len);
+                None
+            }
+            householder => householder.clone().map(|of| of.after(self.len - len)),
+        };
+        let products = products.map(|of| [of.directions, of.strengths].map(on_host));
         let Heads { heads: query_heads, kv_heads, head_dim, value_dim } = heads;
         let dims =
             AttentionDims { batch, heads: query_heads, kv_heads, queries: len, keys: self.len, head_dim, value_dim };
@@ -142,11 +154,18 @@ impl HostKv {
             let keys = view(&self.path_keys[..], dense(query_heads, self.capacity, width));
             PathBias { queries: view(queries.slice(), dense(query_heads, len, width)), keys, width, slopes }
         });
-        scores.forward(
-            &inputs,
-            AttentionCall { dims, rows, gate_cumsum, decay_cumsum, relative, path, evicted, first_head: 0 },
-            ViewMut::new(&mut out, merged),
-        );
+        let path_of_keys = products.as_ref().map(|[directions, strengths]| HouseholderPath {
+            directions: view(directions.slice(), dense(kv_heads, self.len, head_dim)),
+            strengths: view(strengths.slice(), dense(kv_heads, self.len, 1)),
+            gate_cumsum: None,
+        });
+        let call =
+            AttentionCall { gate_cumsum, decay_cumsum, relative, path, evicted, ..AttentionCall::of(dims, rows) };
+        let call = AttentionCall { householder: path_of_keys, ..call };
+        scores.forward(&inputs, call, ViewMut::new(&mut out, merged));
+        if let Some(of) = householder.filter(|_| len > 1) {
+            self.rewrite(&of, len);
+        }
         Tensor::from_data(TensorData::new(out, [batch, len, inner]), &device)
     }
 
@@ -168,6 +187,20 @@ impl HostKv {
         }
         self.len += len;
         self.seen += len;
+    }
+
+    /// Rewrites keys for queries after the last `len` positions, whose products these are.
+    fn rewrite(&mut self, of: &HouseholderTensors, len: usize) {
+        let [directions, strengths] = [&of.directions, &of.strengths].map(|tensor| on_host(tensor.clone()));
+        let products = HouseholderProducts {
+            batch: self.batch,
+            kv_heads: self.heads.kv_heads,
+            tokens: len,
+            head_dim: self.heads.head_dim,
+            directions: directions.slice(),
+            strengths: strengths.slice(),
+        };
+        rewrite_keys(products, self.len - len, self.capacity, &mut self.keys);
     }
 
     /// Continues the cumulative gates through the last `len` positions, whose gates these are, `[B, H, len]`.

@@ -1,7 +1,7 @@
 //! Keys and values as tensors, on any device and of any type.
 
 use super::CachedContext;
-use crate::attention_context::{AttentionContext, FromRows, PathTensors};
+use crate::attention_context::{AttentionContext, FromRows, PathTensors, ScoreContext};
 use crate::heads::Heads;
 use crate::implementation::Impl;
 use crate::ops::attention::{self, Scoring};
@@ -12,7 +12,7 @@ use burn::tensor::Tensor;
 /// Keys and values of any layer as tensors.
 #[derive(Clone, Debug)]
 pub struct TensorKv {
-    /// `[B, G, L, D]`; `None` before the first position.
+    /// `[B, G, L, D]`, keys rewritten where there are Householder products; `None` before the first position.
     rows: Option<[Tensor<4>; 2]>,
     /// Gates of the same positions, `[B, H, L]`, where there are gates.
     gates: Option<Tensor<3>>,
@@ -47,7 +47,7 @@ impl TensorKv {
         heads: Heads,
         scoring: &Scoring,
         context: &AttentionContext,
-        FromRows { gates, feature_gates, relative, path }: FromRows,
+        FromRows { gates, feature_gates, relative, path, householder }: FromRows,
     ) -> Tensor<3> {
         let [batch, len, _] = qkv.dims();
         let [q, k, v] = heads.unpack(qkv);
@@ -57,7 +57,14 @@ impl TensorKv {
             Some([keys, values]) => [Tensor::cat(vec![keys, k], 2), Tensor::cat(vec![values, v], 2)],
             None => [k, v],
         };
-        self.rows = Some([k.clone(), v.clone()]);
+        let [.., keys, _] = k.dims();
+        // keys are held as the next query multiplies with them; one token needs no other products then
+        let rewritten = householder.as_ref().map(|of| of.rewritten(k.clone()));
+        let (k, products) = match (&rewritten, &householder) {
+            (Some(rewritten), Some(_)) if len == 1 => (rewritten.clone(), None),
+            (_, householder) => (k, householder.clone().map(|of| of.after(keys - len))),
+        };
+        self.rows = Some([rewritten.unwrap_or_else(|| k.clone()), v.clone()]);
         self.gates = extended(self.gates.take(), gates);
         self.feature_gates = extended(self.feature_gates.take(), feature_gates);
         let (gates, feature_gates) = (self.gates.clone(), self.feature_gates.clone());
@@ -72,7 +79,10 @@ impl TensorKv {
                 k,
                 v,
                 scoring.clone(),
-                &context.scores(FromRows { gates, feature_gates, relative, path }),
+                &ScoreContext {
+                    householder: products,
+                    ..context.scores(FromRows { gates, feature_gates, relative, path, householder })
+                },
                 self.implementation,
             ),
             Some(linear) => linear_attention::reference([q, k, v], linear, &context.mask, gates, &context.linear),

@@ -205,7 +205,7 @@ impl SelfAttention {
         let (normed, qkv, heads) = self.projected(x, context, len, None);
         let [q, k, v] = heads.unpack(qkv);
         let rope = context.rope.as_deref();
-        let from_rows = relative::from_rows(context, &normed, len, Impl::Reference);
+        let from_rows = relative::from_rows(context, &normed, len, (Impl::Reference, None));
         ([attention::rotate(q, rope), attention::rotate(k, rope), v], from_rows)
     }
 
@@ -252,7 +252,7 @@ impl SelfAttention {
     ) -> Tensor<3> {
         let keys = cache.len() + x.dims()[1];
         let (normed, qkv, heads) = self.projected(x.clone(), context, keys, cache.rows_before());
-        let from_rows = relative::from_rows(context, &normed, keys, Impl::Reference);
+        let from_rows = relative::from_rows(context, &normed, keys, (Impl::Reference, cache.rows_before()));
         let a = cache.attend(qkv, heads, &self.scoring(), context, from_rows);
         self.joined(a, [x, normed], residual)
     }
@@ -271,7 +271,7 @@ impl SelfAttention {
             let keys = cache.len() + len;
             let normed = normed.clone().narrow(0, row, 1);
             let (qkv, heads) = self.made_ready(qkv, &normed, context, keys, cache.rows_before());
-            let from_rows = relative::from_rows(context, &normed, keys, Impl::Reference);
+            let from_rows = relative::from_rows(context, &normed, keys, (Impl::Reference, cache.rows_before()));
             cache.attend(qkv, heads, &scoring, context, from_rows)
         };
         let a = Tensor::cat(sequences.iter_mut().enumerate().map(attend).collect(), 0);

@@ -17,8 +17,8 @@ pub use reference::{AttentionScores, reference, seen, weights};
 
 use super::{gates, score_mods};
 use crate::attention_context::{
-    AttentionBias, AttentionContext, AttentionMask, FromRows, KernelTensors, PathTensors, RelativeTensors,
-    RotaryTables, ScoreContext,
+    AttentionBias, AttentionContext, AttentionMask, FromRows, HouseholderTensors, KernelTensors, PathTensors,
+    RelativeTensors, RotaryTables, ScoreContext,
 };
 #[cfg(feature = "cube")]
 use crate::custom_op::GpuOp;
@@ -31,10 +31,10 @@ use crate::parameters::{flat, on_host};
 use crate::with_element;
 use burn::tensor::Tensor;
 use kerple_core::attention::{
-    self, AttentionDims, AttentionGradients, AttentionProblem, LearnedPositions, PackedDocuments, PathGradients,
-    PositionGradients, PositionKernel, RelativeGradients, Strides, View, ViewMut,
+    self, AttentionDims, AttentionGradients, AttentionProblem, HouseholderGradients, LearnedPositions, PackedDocuments,
+    PathGradients, PositionGradients, PositionKernel, RelativeGradients, Strides, View, ViewMut,
 };
-use kerple_core::forms::{Normalizer, PathBias, RelativeBias, ScoreTable, ScoreTransform, Strided};
+use kerple_core::forms::{HouseholderPath, Normalizer, PathBias, RelativeBias, ScoreTable, ScoreTransform, Strided};
 use kerple_core::ops::zeros;
 use kerple_core::score_mods::{ScoreModExtent, ScoreModSpec};
 use reference::shifted;
@@ -82,6 +82,7 @@ pub fn attention(
         #[cfg(feature = "cube")]
         if context.relative.is_none()
             && context.path.is_none()
+            && context.householder.is_none()
             && context.kernel.is_none()
             && context.feature_gates.is_none()
             && context.mask.documents.is_none()
@@ -108,6 +109,10 @@ pub fn attention(
         keys: inputs.add(keys),
         slopes,
     });
+    let householder = context
+        .householder
+        .clone()
+        .map(|HouseholderTensors { directions, strengths }| [directions, strengths].map(|tensor| inputs.add(tensor)));
     inputs.apply(AttentionOp {
         own,
         scores,
@@ -115,6 +120,7 @@ pub fn attention(
         feature_gates,
         relative,
         path,
+        householder,
         #[cfg(feature = "cube")]
         known: if let AttentionBias::ScoreMod { known, .. } = &context.bias { known.clone() } else { Arc::default() },
         #[cfg(feature = "cube")]
@@ -199,6 +205,8 @@ pub(crate) struct AttentionCall<'a, T> {
     pub(crate) relative: Option<RelativeBias<'a, T>>,
     /// The bias over paths, where there is one.
     pub(crate) path: Option<PathBias<'a, T>>,
+    /// The Householder products of key heads, where there are some.
+    pub(crate) householder: Option<HouseholderPath<'a, T>>,
     /// Positions after the first tokens whose keys a KV cache no longer has.
     pub(crate) evicted: usize,
     /// Which of the heads that tables and sinks are for is the first here.
@@ -215,13 +223,15 @@ pub(crate) struct CallGrads<T> {
     relative: Option<[Vec<T>; 2]>,
     /// In the features of queries and keys of the bias over paths.
     path: Option<[Vec<T>; 2]>,
+    /// In the directions and strengths of Householder products.
+    householder: Option<[Vec<T>; 2]>,
 }
 
 impl<'a, T> AttentionCall<'a, T> {
     /// Of these rows, and nothing else.
     pub(crate) fn of(dims: AttentionDims, rows: [View<'a, T>; 3]) -> Self {
-        let (gate_cumsum, decay_cumsum, relative, path) = (None, None, None, None);
-        AttentionCall { dims, rows, gate_cumsum, decay_cumsum, relative, path, evicted: 0, first_head: 0 }
+        let (gate_cumsum, decay_cumsum, relative, path, householder) = (None, None, None, None, None);
+        AttentionCall { dims, rows, gate_cumsum, decay_cumsum, relative, path, householder, evicted: 0, first_head: 0 }
     }
 }
 
@@ -327,7 +337,7 @@ impl ScoreInputs {
             (Some(d_positions), Some(d_parameters)) => (None, Some(PositionGradients { d_positions, d_parameters })),
             (d_gate_cumsum, _) => (d_gate_cumsum, None),
         };
-        let AttentionDims { batch, heads, queries, keys, head_dim, .. } = call.dims;
+        let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim, .. } = call.dims;
         let mut decay_grads = call.decay_cumsum.map(|_| vec![0.0; batch * heads * keys * head_dim]);
         let mut relative =
             call.relative.map(|of| [batch * heads * queries * of.rank, of.profiles.len()].map(zeros::<T>));
@@ -339,6 +349,12 @@ impl ScoreInputs {
         let d_path = call.path.zip(path.as_mut()).map(|(of, [d_queries, d_keys])| PathGradients {
             d_queries: ViewMut::new(d_queries, dense(heads, queries, of.width)),
             d_keys: ViewMut::new(d_keys, dense(heads, keys, of.width)),
+        });
+        let mut householder =
+            call.householder.map(|_| [head_dim, 1].map(|width| zeros::<T>(batch * kv_heads * keys * width)));
+        let d_householder = householder.as_mut().map(|[d_directions, d_strengths]| HouseholderGradients {
+            d_directions: ViewMut::new(d_directions, dense(kv_heads, keys, head_dim)),
+            d_strengths: ViewMut::new(d_strengths, dense(kv_heads, keys, 1)),
         });
         let gradients = AttentionGradients {
             d_q,
@@ -353,6 +369,7 @@ impl ScoreInputs {
             d_positions,
             d_relative,
             d_path,
+            d_householder,
         };
         self.with_problem(ctx.inputs, call, |problem| attention::backward(problem, saved, gradients));
         if let (Some((_, place)), Some(d_parameters)) = (self.kernel, of_kernel) {
@@ -363,7 +380,7 @@ impl ScoreInputs {
                 found.put(place, gradient);
             }
         }
-        CallGrads { gate_cumsum: gate_grads, decay_cumsum: decay_grads, relative, path }
+        CallGrads { gate_cumsum: gate_grads, decay_cumsum: decay_grads, relative, path, householder }
     }
 
     /// Calls `f` with the problem over these inputs.
@@ -373,7 +390,8 @@ impl ScoreInputs {
         call: AttentionCall<T>,
         f: impl FnOnce(&AttentionProblem<T>),
     ) {
-        let AttentionCall { dims, gate_cumsum, decay_cumsum, relative, path, evicted, first_head, .. } = call;
+        let AttentionCall { dims, gate_cumsum, decay_cumsum, relative, path, householder, evicted, first_head, .. } =
+            call;
         let heads = first_head..first_head + dims.heads;
         let score_mod = match &self.bias {
             BiasInputs::ScoreMod(kind, place) => {
@@ -391,17 +409,24 @@ impl ScoreInputs {
             (_, gate_cumsum) => (gate_cumsum, None),
         };
         let alone = gate_cumsum.is_none() && positions.is_none() && relative.is_none() && decay_cumsum.is_none();
-        let scores = match (&score_mod, path) {
-            (Some(score_mod), None) => {
+        let has_tables = !matches!(self.bias, BiasInputs::Tables([None, None]));
+        let scores = match (&score_mod, path, householder) {
+            (score_mod, path, Some(householder)) => {
+                let alone = positions.is_none() && relative.is_none() && decay_cumsum.is_none();
+                let alone = alone && score_mod.is_none() && path.is_none() && !has_tables;
+                assert!(alone, "Householder products take no other change of scores than gates");
+                ScoreTransform::Householder(HouseholderPath { gate_cumsum, ..householder })
+            }
+            (Some(score_mod), None, None) => {
                 assert!(alone, "score modifications take no cumulative gates and no relative bias");
                 ScoreTransform::Mod(&**score_mod)
             }
-            (score_mod, Some(path)) => {
-                let alone = alone && score_mod.is_none() && matches!(self.bias, BiasInputs::Tables([None, None]));
+            (score_mod, Some(path), None) => {
+                let alone = alone && score_mod.is_none() && !has_tables;
                 assert!(alone, "a bias over paths takes no other change of scores");
                 ScoreTransform::Path(path)
             }
-            (None, None) => ScoreTransform::Table(ScoreTable {
+            (None, None, None) => ScoreTransform::Table(ScoreTable {
                 gate_cumsum,
                 decay_cumsum,
                 positions,
@@ -463,6 +488,8 @@ struct AttentionOp {
     feature_gates: Option<usize>,
     relative: Option<RelativeInputs>,
     path: Option<PathInputs>,
+    /// Directions and strengths of Householder products.
+    householder: Option<[usize; 2]>,
     /// Parameters of a score modification on the host.
     #[cfg(feature = "cube")]
     known: Arc<[f64]>,
@@ -564,6 +591,11 @@ impl AttentionOp {
             decay_cumsum: decay_cumsum.as_deref().map(|data| View { data, strides: of_decays }),
             relative,
             path: self.path.as_ref().map(|path| path.of(inputs)),
+            householder: self.householder.map(|[directions, strengths]| HouseholderPath {
+                directions: view(directions, keys),
+                strengths: view(strengths, dense(dims.kv_heads, dims.keys, 1)),
+                gate_cumsum: None,
+            }),
             evicted: 0,
             first_head: 0,
         }
@@ -592,7 +624,7 @@ impl AttentionOp {
         let decay_cumsum = self.decay_cumsum::<T>(ctx.inputs, dims);
         let call = self.call(ctx.inputs, [&gate_cumsum, &decay_cumsum]);
         let saved = AttentionOutput { out: view(out), lse, d_out: view(ctx.d_output) };
-        let CallGrads { gate_cumsum, decay_cumsum, relative, path } =
+        let CallGrads { gate_cumsum, decay_cumsum, relative, path, householder } =
             self.scores.backward(ctx, call, saved, d_rows, &mut found);
         self.own.into_iter().zip([d_q, d_k, d_v]).for_each(|(place, gradient)| found.put(place, gradient));
         if let (Some(place), Some(d_gate_cumsum)) = (self.gates, gate_cumsum) {
@@ -610,6 +642,9 @@ impl AttentionOp {
         if let (Some(PathInputs { queries, keys, .. }), Some([d_queries, d_keys])) = (&self.path, path) {
             found.put(*queries, d_queries);
             found.put(*keys, d_keys);
+        }
+        if let (Some(places), Some(gradients)) = (self.householder, householder) {
+            places.into_iter().zip(gradients).for_each(|(place, gradient)| found.put(place, gradient));
         }
         found.finish()
     }

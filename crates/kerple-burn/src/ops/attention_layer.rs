@@ -108,12 +108,13 @@ pub fn attention_layer(
     let softmax = context.linear.code.is_none() && context.linear.decay.is_none();
     assert!(softmax || layer.linear.is_some(), "codes and decays are for linear attention");
     // clamped projections are rare, and would need their signs kept, one layer of a model may have no norm, what a method adds
-    // to queries is added to normed ones, a relative bias, a bias over paths, gates of features and angles have projections of their
+    // to queries is added to normed ones, a relative bias, a bias over paths, Householder products, gates of features and angles have projections of their
     // own, maps of queries and keys learn numbers, and linear attention is an operation of its own: they take the parts one by one
     let plain = context.relative.is_none()
         && context.angles.is_none()
         && context.query_key_map.is_none()
         && context.path.is_none()
+        && context.householder.is_none()
         && context.feature_gates.is_none()
         && (layer.qk_scaling.is_nothing() || score_mods::query_bias(&context.bias).is_none());
     let (true, None, None, Some(norm)) =
@@ -161,7 +162,7 @@ fn by_parts(x: Tensor<3>, layer: AttentionLayer, context: &AttentionContext, imp
     let (qkv, heads) = content_rotation::turned(qkv, heads, context, &normed, (implementation, None));
     let (qkv, heads) = query_key_map::mapped(qkv, heads, context, implementation);
     let [q, k, v] = heads.unpack(qkv);
-    let from_rows = relative::from_rows(context, &normed, len, implementation);
+    let from_rows = relative::from_rows(context, &normed, len, (implementation, None));
     let rope = context.rope.as_deref();
     let (q, k) = (attention::rotate(q, rope), attention::rotate(k, rope));
     let a = match linear {
@@ -289,6 +290,7 @@ impl AttentionLayerOp {
                 decay_cumsum: None,
                 relative: None,
                 path: None,
+                householder: None,
                 evicted: 0,
                 first_head,
             };

@@ -67,7 +67,7 @@ impl ProjectedIncrements {
         (implementation, before): (Impl, Option<&mut Option<Tensor<3>>>),
     ) -> Tensor<4> {
         let ProjectedIncrements { weights: [of_rows, of_angles], filters, bias, gate } = self;
-        let ([batch, len, width], [angles, taps]) = (rows.dims(), filters.dims());
+        let ([batch, len, width], [angles, _]) = (rows.dims(), filters.dims());
         let heads = angles / pairs;
         let parts = rows.clone().reshape([batch, len, heads, width / heads]);
         let lengths = (parts.clone().powi_scalar(2).sum_dim(3) + LENGTH_EPSILON).sqrt();
@@ -76,14 +76,7 @@ impl ProjectedIncrements {
             linear::linear(rows, LinearTensors { weight: weight.clone(), bias }, None, implementation)
         };
         let projected = product(product(normed.clone(), of_rows, None), of_angles, None);
-        // a convolution is added to what it reads: here it stands alone
-        let own: Vec<f64> = (0..taps).map(|tap| if tap + 1 == taps { 1.0 } else { 0.0 }).collect();
-        let own = Tensor::<2>::from_data(TensorData::new(own, [1, taps]), (&filters.device(), filters.dtype()));
-        let filters = filters.clone() - own;
-        let increments = match before {
-            Some(before) => short_conv::reference(projected, &filters, mask, Some(before)),
-            None => short_conv::short_conv(projected, filters, mask, implementation),
-        };
+        let increments = short_conv::alone(projected, filters, mask, (implementation, before));
         let increments = match bias {
             Some(beta) => increments + beta.clone().exp().unsqueeze::<3>(),
             None => increments,

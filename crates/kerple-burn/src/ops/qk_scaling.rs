@@ -58,6 +58,8 @@ pub struct RowsBefore {
     pub convolved: [Option<Tensor<3>>; 4],
     /// Where a layer turns queries and keys by its rows.
     pub angles: AnglesBefore,
+    /// The last projected rows of the directions of Householder products, `[B, W - 1, G D]`, where a layer has them.
+    pub directions: Option<Tensor<3>>,
 }
 
 /// Of `[B, L]` or `[L]` rows whether they begin a sequence, or a document of one.

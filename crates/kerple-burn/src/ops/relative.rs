@@ -4,6 +4,7 @@
 //! r = tau x W        q = tau q        tau_i = 1 + alpha ln(max(1, (i + 1) / floor)) at position i of its document
 //! ```
 
+use super::qk_scaling::RowsBefore;
 use super::{LinearTensors, linear};
 use crate::attention_context::{AttentionContext, FromRows, LogLengthFactor, RelativeProjection, RelativeTensors};
 use crate::heads::Heads;
@@ -58,11 +59,23 @@ pub(crate) fn scaled(qkv: Tensor<3>, heads: Heads, context: &AttentionContext, k
     heads.join([q * factors, k, v])
 }
 
-/// What a layer computes from its normed rows `[B, L, M]`, the last of `keys` positions.
-pub(crate) fn from_rows(context: &AttentionContext, normed: &Tensor<3>, keys: usize, implementation: Impl) -> FromRows {
+/// What a layer computes from its normed rows `[B, L, M]`, the last of `keys` positions; `before` are rows before them in a cache.
+pub(crate) fn from_rows(
+    context: &AttentionContext,
+    normed: &Tensor<3>,
+    keys: usize,
+    (implementation, before): (Impl, Option<&mut RowsBefore>),
+) -> FromRows {
     let at = positions(context, normed.dims()[1], keys);
+    let householder = context.householder.as_ref();
+    let gate_factor = householder.map_or(1.0, |of| of.gate_factor);
+    let before = before.map(|before| &mut before.directions);
     FromRows {
-        gates: context.gates.as_ref().map(|gates| gates.gates(normed)),
+        gates: context.gates.as_ref().map(|gates| {
+            let gates = gates.gates(normed);
+            if gate_factor == 1.0 { gates } else { gates * gate_factor }
+        }),
+        householder: householder.map(|of| of.tensors(normed, &context.mask, (implementation, before))),
         feature_gates: context.feature_gates.as_ref().map(|gates| gates.gates(normed, implementation)),
         relative: context.relative.as_ref().map(|relative| relative.tensors(normed, &at, implementation)),
         path: context.path.as_ref().map(|path| path.tensors(normed, implementation)),

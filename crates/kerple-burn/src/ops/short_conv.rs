@@ -36,6 +36,23 @@ pub fn short_conv(x: Tensor<3>, filters: Tensor<2>, mask: &AttentionMask, implem
     inputs.apply(ShortConvOp { positions })
 }
 
+/// The convolution alone, which is not added to what it reads. `before` as for [`reference`].
+pub(super) fn alone(
+    x: Tensor<3>,
+    filters: &Tensor<2>,
+    mask: &AttentionMask,
+    (implementation, before): (Impl, Option<&mut Option<Tensor<3>>>),
+) -> Tensor<3> {
+    let [_, width] = filters.dims();
+    let own: Vec<f64> = (0..width).map(|tap| if tap + 1 == width { 1.0 } else { 0.0 }).collect();
+    let own = Tensor::<2>::from_data(TensorData::new(own, [1, width]), (&filters.device(), filters.dtype()));
+    let filters = filters.clone() - own;
+    match before {
+        Some(before) => reference(x, &filters, mask, Some(before)),
+        None => short_conv(x, filters, mask, implementation),
+    }
+}
+
 /// The reference. `before` holds the last `W - 1` rows before these, `[B, W - 1, C]`, where a cache has them; the last of all
 /// rows take their place.
 pub fn reference(

@@ -182,6 +182,7 @@ impl OnEngines for GrapeLayer {
                 d_queries: ViewMut::new(&mut d_queries, of_queries),
                 d_keys: ViewMut::new(&mut d_keys, of_keys),
             }),
+            d_householder: None,
         };
         let saved = AttentionSaved {
             q: view(&q, of_q),

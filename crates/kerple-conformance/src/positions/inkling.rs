@@ -171,6 +171,7 @@ impl OnEngines for InklingLayer {
                 d_profiles: &mut d_profiles,
             }),
             d_path: None,
+            d_householder: None,
         };
         let saved = AttentionSaved {
             q: view(&q, of_q),

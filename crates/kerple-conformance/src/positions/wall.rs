@@ -251,6 +251,7 @@ impl OnEngines for WallLayer {
             d_positions: None,
             d_relative: None,
             d_path: None,
+            d_householder: None,
         };
         let (rows, of_out) = ([view(&q, of_q), view(&k, of_k), view(&v, of_k)], view(&out, of_q));
         let [q, k, v] = rows;

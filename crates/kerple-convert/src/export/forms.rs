@@ -90,6 +90,9 @@ fn entering(encoding: &Encoding, geometry: &Geometry) -> Representable<Map<Strin
         Injection::PathBias => {
             return Err(format!("the bias over paths of {} has no form in the torch code", encoding.label()));
         }
+        Injection::Householder { .. } => {
+            return Err(format!("the Householder products of {} have no form in the torch code", encoding.label()));
+        }
         Injection::RelativeBias => {
             let Method::Inkling(keys) = &encoding.method else { unreachable!("the method with a relative bias") };
             json!({ "enters": "relative", "rank": keys.rank, "reach": keys.reach, "log_scale": keys.log_scale })

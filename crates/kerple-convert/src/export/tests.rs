@@ -111,10 +111,11 @@ fn models_go_out_as_what_knows_them() {
 #[test]
 fn every_encoding_goes_out_or_is_refused_by_name() {
     let options = ExportOptions { family: Some(ModelFamily::Kerple), ..ExportOptions::default() };
-    const REFUSED: [(&str, &str); 7] = [
+    const REFUSED: [(&str, &str); 8] = [
         ("kerple_positions", "the kernel on learned positions of"),
         ("wall", "the gates of features of"),
         ("grape_ap", "the bias over paths of"),
+        ("path", "the Householder products of"),
         ("selective_rope", "the angles of"),
         ("pope", "the map of queries and keys of"),
         ("fope", "the map of queries and keys of"),

@@ -7,7 +7,9 @@ use super::linear::{
     LinearAttentionGradients, LinearAttentionInputs, LinearAttentionProblem, LinearAttentionSaved, RecurrentState,
     StateGradient,
 };
-use super::{AttentionGradients, AttentionProblem, AttentionSaved, View, ViewMut, linear, row_block, tiled};
+use super::{
+    AttentionGradients, AttentionProblem, AttentionSaved, View, ViewMut, householder, linear, row_block, tiled,
+};
 use crate::cpu::InstructionSet;
 use crate::forms::ScoreMod;
 use crate::score_mods::{self, ScoreModExtent, ScoreModSpec};
@@ -43,6 +45,29 @@ pub trait CompiledEngines: Sized {
         problem: &AttentionProblem<Self>,
         saved: AttentionSaved<Self>,
         gradients: AttentionGradients<Self>,
+    );
+    /// [`householder::forward`]
+    fn householder_forward(
+        set: InstructionSet,
+        problem: &AttentionProblem<Self>,
+        rows: [View<Self>; 3],
+        out: ViewMut<Self>,
+        lse: &mut [Self],
+    );
+    /// [`householder::backward`]
+    fn householder_backward(
+        set: InstructionSet,
+        problem: &AttentionProblem<Self>,
+        saved: AttentionSaved<Self>,
+        gradients: AttentionGradients<Self>,
+    );
+    /// [`householder::rewrite_keys`]
+    fn householder_rewrite(
+        set: InstructionSet,
+        products: householder::HouseholderProducts<Self>,
+        held: usize,
+        capacity: usize,
+        keys: &mut [Self],
     );
     /// [`ScoreModSpec::over`]
     fn score_mod<'a>(
@@ -108,6 +133,35 @@ macro_rules! compiled {
                     gradients: AttentionGradients<$number>,
                 ) {
                     row_block::run_backward(set, problem, saved, gradients);
+                }
+                #[inline(never)]
+                fn householder_forward(
+                    set: InstructionSet,
+                    problem: &AttentionProblem<$number>,
+                    rows: [View<$number>; 3],
+                    out: ViewMut<$number>,
+                    lse: &mut [$number],
+                ) {
+                    householder::run_forward(set, problem, rows, out, lse);
+                }
+                #[inline(never)]
+                fn householder_backward(
+                    set: InstructionSet,
+                    problem: &AttentionProblem<$number>,
+                    saved: AttentionSaved<$number>,
+                    gradients: AttentionGradients<$number>,
+                ) {
+                    householder::run_backward(set, problem, saved, gradients);
+                }
+                #[inline(never)]
+                fn householder_rewrite(
+                    set: InstructionSet,
+                    products: householder::HouseholderProducts<$number>,
+                    held: usize,
+                    capacity: usize,
+                    keys: &mut [$number],
+                ) {
+                    householder::run_rewrite(set, products, held, capacity, keys);
                 }
                 #[inline(never)]
                 fn score_mod<'a>(

@@ -3,6 +3,7 @@
 //! ```text
 //! s[h, j] = scale * q[h].k[h, j]        or cap tanh of it / cap, over the visible keys j        d = position of the query - j
 //!                                       with feature decay: feature f of q and k times e^(-rate[f] d), or times e^(P[h, i, f] - P[h, j, f])
+//!                                       with Householder products: H_i .. H_(j+1) k[h, j] for k, see `householder`
 //! z[h, j] = s[h, j] * weight[h, d] + bias[h, d] + sign(d) (c[h, i] - c[h, j]) + k(|x[h, i] - x[h, j]|) + r[h, i].P[:, d] where d < reach        or z = map(s), all heads at once
 //!                                  or z = s + sum over n from j + 1 to i of e[h, i, n], e[h, i, n] = slope[h] ln sigmoid(a[h, i, n]), a[h, i, n] = p[h, i].r[h, n] / E
 //! lse[h]  = ln sum exp z[h], and of a sink where heads have one        p[h, j] = exp(z[h, j] - lse[h])        out[h] = sum p[h, j] m[h, j] v[h, j]
@@ -25,11 +26,12 @@
 //!
 //! Not for speed: [`tiled`](super::tiled) and [`row_block`](super::row_block) compute the same and are tested against this.
 
+mod householder;
 mod normalizer;
 
 use super::{
-    AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, DocumentSegment, PathBias, PathGradients,
-    PositionGradients, RelativeGradients, ScoreTable, ScoreTransform, View, ViewMut,
+    AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, DocumentSegment, HouseholderGradients,
+    PathBias, PathGradients, PositionGradients, RelativeGradients, ScoreTable, ScoreTransform, View, ViewMut,
 };
 use crate::Number;
 use crate::forms::{LearnedPositions, RelativeBias, ScoreBlock, ScoreModGradients, Strided, ValueMod};
@@ -92,7 +94,7 @@ pub fn backward<T: Number>(
     let AttentionDims { head_dim, value_dim, .. } = problem.dims;
     let mut map_sums = match problem.scores {
         ScoreTransform::Mod(map) => vec![T::ZERO; map.sums()],
-        ScoreTransform::Table(_) | ScoreTransform::Path(_) => Vec::new(),
+        ScoreTransform::Table(_) | ScoreTransform::Path(_) | ScoreTransform::Householder(_) => Vec::new(),
     };
     for row in rows(problem) {
         let (scores, queries) = (row.scores(saved.q, saved.k), row.queries(saved.q));
@@ -136,6 +138,10 @@ pub fn backward<T: Number>(
             d_scores.iter_mut().zip(slopes).for_each(|(d, slope)| *d = *d * slope);
         }
         for (head, d_scores) in row.heads(&d_scores) {
+            if let Some(path) = row.problem.householder() {
+                householder::backward(&row, path, head, d_scores, &saved, &mut gradients);
+                continue;
+            }
             for (key, &d_score) in row.keys().zip(d_scores) {
                 let d_dot = d_score * problem.scale;
                 let (q, k) = (row.of_query(saved.q, head), row.of_key(saved.k, head, key));
@@ -251,10 +257,14 @@ impl<'a, T: Number> QueryRow<'a, T> {
 
     /// `s` of the visible keys, `[H, visible]`.
     fn scores(&self, q: View<T>, k: View<T>) -> Vec<T> {
+        let capped = |s: T| self.problem.softcap.map_or(s, |cap| cap * tanh(s / cap));
+        if let Some(path) = self.problem.householder() {
+            let of_head = |head| householder::products(self, path, head, [q, k]);
+            return (0..self.problem.dims.heads).flat_map(of_head).map(|s| capped(self.problem.scale * s)).collect();
+        }
         let score = |head, key| {
             let keys = self.decayed(self.of_key(k, head, key), head, key);
-            let s = self.problem.scale * dot(self.of_query(q, head), &keys);
-            self.problem.softcap.map_or(s, |cap| cap * tanh(s / cap))
+            capped(self.problem.scale * dot(self.of_query(q, head), &keys))
         };
         (0..self.problem.dims.heads).flat_map(|head| self.keys().map(move |key| score(head, key))).collect()
     }
@@ -289,16 +299,13 @@ impl<'a, T: Number> QueryRow<'a, T> {
                     }
                 }
             }
+            ScoreTransform::Householder(_) => self.add_gates(&mut z),
             ScoreTransform::Table(table) => {
                 for (z, at) in z.iter_mut().zip(self.table_indices()) {
                     *z = *z * table.weight.map_or(T::ONE, |weight| weight[at])
                         + table.bias.map_or(T::ZERO, |bias| bias[at]);
                 }
-                for ((head, key, sign), z) in self.signs().zip(&mut z) {
-                    if let Some(gate_cumsum) = self.problem.gate_cumsum(0, head) {
-                        *z += T::from_f64(sign * (gate_cumsum[self.own_key()] - gate_cumsum[key]));
-                    }
-                }
+                self.add_gates(&mut z);
                 if let Some(learned) = table.positions {
                     for ((head, key, _), z) in self.signs().zip(&mut z) {
                         let (u, parameters) = self.between(learned, head, key);
@@ -316,6 +323,26 @@ impl<'a, T: Number> QueryRow<'a, T> {
             }
         }
         z
+    }
+
+    /// Adds the differences of cumulative gates, where there are any.
+    fn add_gates(&self, z: &mut [T]) {
+        for ((head, key, sign), z) in self.signs().zip(z) {
+            if let Some(gate_cumsum) = self.problem.gate_cumsum(0, head) {
+                *z += T::from_f64(sign * (gate_cumsum[self.own_key()] - gate_cumsum[key]));
+            }
+        }
+    }
+
+    fn add_gates_backward(&self, d_scores: &[T], gradients: &mut AttentionGradients<T>) {
+        let Some(d_gate_cumsum) = &mut gradients.d_gate_cumsum else { return };
+        let heads = self.problem.dims.heads;
+        for ((head, key, sign), d) in self.signs().zip(d_scores) {
+            let first = (self.segment.row * heads + head) * self.whole[1] + self.segment.first_key;
+            let row = &mut d_gate_cumsum[first..][..self.segment.keys];
+            row[self.own_key()] += sign * d.to_f64();
+            row[key] -= sign * d.to_f64();
+        }
     }
 
     /// Turns the gradient in `z` into that in `s`, and adds those in tables, or in q and to what the map sums.
@@ -346,16 +373,9 @@ impl<'a, T: Number> QueryRow<'a, T> {
                     self.path_backward(path, d_scores, d_path);
                 }
             }
+            ScoreTransform::Householder(_) => self.add_gates_backward(d_scores, gradients),
             ScoreTransform::Table(table) => {
-                if let Some(d_gate_cumsum) = &mut gradients.d_gate_cumsum {
-                    let heads = self.problem.dims.heads;
-                    for ((head, key, sign), d) in self.signs().zip(&*d_scores) {
-                        let first = (self.segment.row * heads + head) * self.whole[1] + self.segment.first_key;
-                        let row = &mut d_gate_cumsum[first..][..self.segment.keys];
-                        row[self.own_key()] += sign * d.to_f64();
-                        row[key] -= sign * d.to_f64();
-                    }
-                }
+                self.add_gates_backward(d_scores, gradients);
                 if let (Some(learned), Some(to)) = (table.positions, &mut gradients.d_positions) {
                     self.positions_backward(learned, d_scores, to);
                 }
@@ -474,7 +494,10 @@ impl<'a, T: Number> QueryRow<'a, T> {
     fn values(&self) -> Option<&'a dyn ValueMod<T>> {
         match self.problem.scores {
             ScoreTransform::Mod(map) if !self.visible.is_empty() => map.values(),
-            ScoreTransform::Mod(_) | ScoreTransform::Table(_) | ScoreTransform::Path(_) => None,
+            ScoreTransform::Mod(_)
+            | ScoreTransform::Table(_)
+            | ScoreTransform::Path(_)
+            | ScoreTransform::Householder(_) => None,
         }
     }
 
@@ -563,6 +586,7 @@ fn clear<T: Number>(problem: &AttentionProblem<T>, gradients: &mut AttentionGrad
         d_positions,
         d_relative,
         d_path,
+        d_householder,
     } = gradients;
     let of_positions = d_positions.iter_mut().flat_map(|of| [&mut *of.d_positions, &mut *of.d_parameters]);
     let of_tokens = [d_gate_cumsum, d_decay_cumsum].into_iter().filter_map(Option::as_deref_mut);
@@ -575,6 +599,10 @@ fn clear<T: Number>(problem: &AttentionProblem<T>, gradients: &mut AttentionGrad
     if let (Some(path), Some(PathGradients { d_queries, d_keys })) = (problem.path(), d_path) {
         d_queries.fill([batch, heads, queries, path.width], T::ZERO);
         d_keys.fill([batch, heads, keys, path.width], T::ZERO);
+    }
+    if let Some(HouseholderGradients { d_directions, d_strengths }) = d_householder {
+        d_directions.fill([batch, kv_heads, keys, head_dim], T::ZERO);
+        d_strengths.fill([batch, kv_heads, keys, 1], T::ZERO);
     }
     d_q.fill([batch, heads, queries, head_dim], T::ZERO);
     d_k.fill([batch, kv_heads, keys, head_dim], T::ZERO);

@@ -5,8 +5,8 @@ use super::dropout::AttentionDropout;
 use super::intervals::KeyInterval;
 use crate::Number;
 use crate::forms::{
-    LearnedPositions, Mask, Normalizer, PathBias, RelativeBias, ScoreTable, ScoreTransform, Sides, StickBreaking,
-    Strided, visible_keys, visible_sink_tokens,
+    HouseholderPath, LearnedPositions, Mask, Normalizer, PathBias, RelativeBias, ScoreTable, ScoreTransform, Sides,
+    StickBreaking, Strided, visible_keys, visible_sink_tokens,
 };
 use crate::tiles::view::{View, ViewMut, ViewShape};
 use crate::tiles::workers;
@@ -31,8 +31,8 @@ pub struct AttentionDims {
     pub keys: usize,
     /// Features per query and key head, D; at least 1.
     pub head_dim: usize,
-    /// Features per value head, and of the output, E; at least 1. Other than D only without score modifications and biases
-    /// of paths.
+    /// Features per value head, and of the output, E; at least 1. Other than D only without score modifications, biases of
+    /// paths and Householder products.
     pub value_dim: usize,
 }
 
@@ -160,6 +160,14 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
             *queries = queries.starting_at(row, first_query);
             *keys = keys.starting_at(row, first_key);
         }
+        if let ScoreTransform::Householder(HouseholderPath { directions, strengths, gate_cumsum }) = &mut scores {
+            *directions = directions.starting_at(row, first_key);
+            *strengths = strengths.starting_at(row, first_key);
+            if let Some(sums) = gate_cumsum {
+                let start = row * self.dims.heads * sums.stride + first_key;
+                sums.values = sums.values.get(start..).unwrap_or_default();
+            }
+        }
         let intervals = self.intervals.map(|intervals| &intervals[row * queries..][..queries]);
         let dims = AttentionDims { batch: 1, queries, keys, ..self.dims };
         let dropout = self.dropout.map(|dropout| dropout.starting_at(row, first_query, first_key));
@@ -273,6 +281,9 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
             ScoreTransform::Path(_) => {
                 panic!("this engine takes distance tables; attention::row_block takes biases of paths")
             }
+            ScoreTransform::Householder(_) => {
+                panic!("this engine takes distance tables; attention::householder takes Householder products")
+            }
         }
     }
 
@@ -378,6 +389,9 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
         if let ScoreTransform::Path(path) = self.scores {
             self.check_path(path);
         }
+        if let Some(path) = self.householder() {
+            self.check_householder(path);
+        }
     }
 
     fn check_intervals(&self, intervals: &[KeyInterval]) {
@@ -428,8 +442,28 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
     pub(super) fn relative(&self) -> Option<RelativeBias<'a, T>> {
         match self.scores {
             ScoreTransform::Table(table) => table.relative,
-            ScoreTransform::Mod(_) | ScoreTransform::Path(_) => None,
+            ScoreTransform::Mod(_) | ScoreTransform::Path(_) | ScoreTransform::Householder(_) => None,
         }
+    }
+
+    fn check_householder(&self, HouseholderPath { directions, strengths, gate_cumsum }: HouseholderPath<T>) {
+        assert!(self.mask.sides() == Sides::OneSided, "Householder products require causal attention");
+        directions.check("householder.directions", self.key_shape());
+        strengths.check("householder.strengths", self.strength_shape());
+        self.check_no_query_before_keys("Householder products");
+        if let Some(gate_cumsum) = gate_cumsum {
+            self.check_gate_cumsum(gate_cumsum);
+        }
+    }
+
+    /// Of the strengths of Householder products.
+    pub(super) fn strength_shape(&self) -> ViewShape {
+        ViewShape { head_dim: 1, ..self.key_shape() }
+    }
+
+    /// The Householder products, where the problem has them.
+    pub(super) fn householder(&self) -> Option<HouseholderPath<'a, T>> {
+        if let ScoreTransform::Householder(path) = self.scores { Some(path) } else { None }
     }
 
     fn check_path(&self, PathBias { queries, keys, width, slopes }: PathBias<T>) {
@@ -505,8 +539,12 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
 
     /// The cumulative gates of one head and sequence, `[K]`, where the problem has gates.
     pub(super) fn gate_cumsum(&self, batch: usize, head: usize) -> Option<&'a [f64]> {
-        let ScoreTransform::Table(ScoreTable { gate_cumsum: Some(gate_cumsum), .. }) = self.scores else { return None };
-        Some(self.of_unit(gate_cumsum, batch, head))
+        let gate_cumsum = match self.scores {
+            ScoreTransform::Table(ScoreTable { gate_cumsum, .. }) => gate_cumsum,
+            ScoreTransform::Householder(HouseholderPath { gate_cumsum, .. }) => gate_cumsum,
+            ScoreTransform::Mod(_) | ScoreTransform::Path(_) => None,
+        };
+        Some(self.of_unit(gate_cumsum?, batch, head))
     }
 
     /// The learned positions, where the problem has them.
@@ -605,6 +643,7 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
             d_positions,
             d_relative,
             d_path,
+            d_householder,
         } = gradients;
         assert!(d_sinks.is_none() || self.sinks.is_some(), "d_sinks without sinks");
         if let Some(d_decay_cumsum) = d_decay_cumsum {
@@ -613,7 +652,7 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
             crate::check_shape!(d_decay_cumsum, B = batch, H = heads, K = self.dims.keys, D = self.dims.head_dim);
         }
         if let Some(d_gate_cumsum) = d_gate_cumsum {
-            let given = matches!(self.scores, ScoreTransform::Table(ScoreTable { gate_cumsum: Some(_), .. }));
+            let given = batch * heads == 0 || self.gate_cumsum(0, 0).is_some();
             assert!(given, "d_gate_cumsum without cumulative gates");
             crate::check_shape!(d_gate_cumsum, B = batch, H = heads, K = self.dims.keys);
         }
@@ -636,6 +675,13 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
             d_keys.check("d_path.d_keys", of_keys);
             d_queries.check_disjoint("d_path.d_queries and d_path.d_keys", of_queries, d_keys, of_keys);
         }
+        if let Some(HouseholderGradients { d_directions, d_strengths }) = d_householder {
+            assert!(self.householder().is_some(), "d_householder without Householder products");
+            d_directions.check("d_householder.d_directions", key_shape);
+            d_strengths.check("d_householder.d_strengths", self.strength_shape());
+            let names = "d_householder.d_directions and d_householder.d_strengths";
+            d_directions.check_disjoint(names, key_shape, d_strengths, self.strength_shape());
+        }
         d_q.check("d_q", query_shape);
         d_k.check("d_k", key_shape);
         d_v.check("d_v", value_shape);
@@ -652,6 +698,10 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
             ScoreTransform::Path(_) => {
                 let alone = d_bias.is_none() && d_weight.is_none() && d_score_mod.is_none();
                 assert!(alone, "d_bias, d_weight or d_score_mod of a bias of paths");
+            }
+            ScoreTransform::Householder(_) => {
+                let alone = d_bias.is_none() && d_weight.is_none() && d_score_mod.is_none();
+                assert!(alone, "d_bias, d_weight or d_score_mod of Householder products");
             }
             ScoreTransform::Mod(map) => {
                 assert!(d_bias.is_none() && d_weight.is_none(), "d_bias or d_weight of a score map");
@@ -711,6 +761,8 @@ pub struct AttentionGradients<'a, T> {
     pub d_relative: Option<RelativeGradients<'a, T>>,
     /// In the bias of paths.
     pub d_path: Option<PathGradients<'a, T>>,
+    /// In the Householder products.
+    pub d_householder: Option<HouseholderGradients<'a, T>>,
 }
 
 /// Gradients of [`LearnedPositions`]; every buffer is overwritten.
@@ -738,4 +790,13 @@ pub struct PathGradients<'a, T> {
     pub d_queries: ViewMut<'a, T>,
     /// `[B, H, K, E]`; zero at tokens that are on no path between a query and a visible key.
     pub d_keys: ViewMut<'a, T>,
+}
+
+/// Gradients of a [`HouseholderPath`]; every buffer is overwritten. They share no buffer with other gradients.
+#[derive(Debug)]
+pub struct HouseholderGradients<'a, T> {
+    /// `[B, G, K, D]`; zero at tokens that are on no path between a query and a visible key.
+    pub d_directions: ViewMut<'a, T>,
+    /// `[B, G, K, 1]`, likewise.
+    pub d_strengths: ViewMut<'a, T>,
 }

@@ -162,8 +162,9 @@ struct RowBlockScratch<T> {
 impl<'a, T: Number> RowBlockInputs<'a, T> {
     fn new(problem: &AttentionProblem<'a, T>, [q, k, v]: [View<'a, T>; 3]) -> RowBlockInputs<'a, T> {
         assert!(
-            !matches!(problem.scores, ScoreTransform::Table(_)),
-            "attention::row_block takes score modifications; attention::tiled takes distance tables"
+            matches!(problem.scores, ScoreTransform::Mod(_) | ScoreTransform::Path(_)),
+            "attention::row_block takes score modifications and biases of paths; attention::tiled takes distance tables, \
+            attention::householder Householder products"
         );
         RowBlockInputs { problem: *problem, q, k, v }
     }

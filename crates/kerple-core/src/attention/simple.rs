@@ -157,6 +157,7 @@ mod tests {
             d_positions: None,
             d_relative: None,
             d_path: None,
+            d_householder: None,
         };
         naive::backward(&problem, saved, gradients);
         [out, lse, d_q, d_k, d_v, d_bias]

@@ -2,6 +2,7 @@
 
 mod decay_cumsum;
 mod documents;
+mod householder;
 mod intervals;
 mod layout;
 mod mix;
@@ -14,9 +15,9 @@ pub(super) use mix::Mix;
 
 use super::{
     AttentionDims, AttentionDropout, AttentionGradients, AttentionProblem, AttentionSaved, DocumentSegment,
-    KeyInterval, LearnedPositions, MAX_FEATURE_DECAY, Mask, Normalizer, PackedDocuments, PathBias, PathGradients,
-    PositionGradients, PositionKernel, RelativeBias, RelativeGradients, ScoreTable, ScoreTransform, Strides, View,
-    ViewMut, naive,
+    HouseholderGradients, HouseholderPath, KeyInterval, LearnedPositions, MAX_FEATURE_DECAY, Mask, Normalizer,
+    PackedDocuments, PathBias, PathGradients, PositionGradients, PositionKernel, RelativeBias, RelativeGradients,
+    ScoreTable, ScoreTransform, Strides, View, ViewMut, naive,
 };
 use crate::Number;
 use crate::forms::{Sides, Strided, visible_keys, visible_sink_tokens};
@@ -59,6 +60,8 @@ pub(super) struct Case {
     pub(super) relative: Option<RelativeCase>,
     /// Instead of the tables, for a causal mask.
     pub(super) path: Option<PathCase>,
+    /// Likewise, with cumulative gates where there are some.
+    pub(super) householder: Option<HouseholderCase>,
     pub(super) dropout: Option<AttentionDropout>,
     pub(super) normalizer: Normalizer,
 }
@@ -91,6 +94,15 @@ pub(super) struct PathCase {
     pub(super) slopes: Vec<f64>,
 }
 
+/// Householder products.
+#[derive(Clone, Debug)]
+pub(super) struct HouseholderCase {
+    /// w, `[B, G, K, D]`
+    pub(super) directions: Vec<f64>,
+    /// beta, `[B, G, K]`
+    pub(super) strengths: Vec<f64>,
+}
+
 /// What an engine makes of a [`Case`], dense `[B, H, L, D]` whatever the layout it was computed in.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Outcome<T> {
@@ -111,6 +123,8 @@ pub(super) struct Outcome<T> {
     pub(super) d_profiles: Vec<T>,
     pub(super) d_path_queries: Vec<T>,
     pub(super) d_path_keys: Vec<T>,
+    pub(super) d_directions: Vec<T>,
+    pub(super) d_strengths: Vec<T>,
 }
 
 /// The two functions of an engine.
@@ -210,6 +224,7 @@ impl Case {
             positions,
             relative,
             path,
+            householder: None,
             dropout: None,
             normalizer: Normalizer::Softmax,
         }
@@ -374,13 +389,16 @@ impl Case {
 
     /// The same numbers as f32 sees them.
     pub(super) fn rounded(mut self) -> Self {
-        let Case { q, k, v, d_out, bias, weight, map, relative, path, .. } = &mut self;
+        let Case { q, k, v, d_out, bias, weight, map, relative, path, householder, .. } = &mut self;
         let map = map.as_mut().map(|map| &mut map.values);
         if let Some(RelativeCase { rows, profiles, .. }) = relative {
             rows.iter_mut().chain(profiles).for_each(|x| *x = f64::from(*x as f32));
         }
         if let Some(PathCase { queries, keys, slopes, .. }) = path {
             queries.iter_mut().chain(keys).chain(slopes).for_each(|x| *x = f64::from(*x as f32));
+        }
+        if let Some(HouseholderCase { directions, strengths }) = householder {
+            directions.iter_mut().chain(strengths).for_each(|x| *x = f64::from(*x as f32));
         }
         for values in
             [Some(q), Some(k), Some(v), Some(d_out), bias.as_mut(), weight.as_mut(), map].into_iter().flatten()
@@ -411,7 +429,18 @@ impl Case {
         let of_rows = |rank| Strides { batch: dims.heads * dims.queries * rank, head: dims.queries * rank, row: rank };
         let path = self.path.as_ref().map(|of| (of.width, cast(&of.queries), cast(&of.keys), &of.slopes[..]));
         let of_path = |rows, width| Strides { batch: dims.heads * rows * width, head: rows * width, row: width };
+        let householder = self.householder.as_ref().map(|of| [cast(&of.directions), cast(&of.strengths)]);
+        let of_keys = |width| Strides { batch: dims.kv_heads * dims.keys * width, head: dims.keys * width, row: width };
+        let gate_cumsum = self.gate_cumsum.as_deref().map(|values| Strided { values, stride: dims.keys });
         let scores = match (&map, &path) {
+            _ if householder.is_some() => {
+                let [directions, strengths] = householder.as_ref().expect("it is some");
+                ScoreTransform::Householder(HouseholderPath {
+                    directions: View { data: directions, strides: of_keys(dims.head_dim) },
+                    strengths: View { data: strengths, strides: of_keys(1) },
+                    gate_cumsum,
+                })
+            }
             (Some(map), _) => ScoreTransform::Mod(map),
             (None, Some((width, queries, keys, slopes))) => ScoreTransform::Path(PathBias {
                 queries: View { data: queries, strides: of_path(dims.queries, *width) },
@@ -424,7 +453,7 @@ impl Case {
                 weight: tables[1].as_deref(),
                 feature_decay: self.feature_decay.as_deref(),
                 decay_cumsum: self.decay_cumsum.as_deref().map(|data| View { data, strides: of_decays }),
-                gate_cumsum: self.gate_cumsum.as_deref().map(|values| Strided { values, stride: dims.keys }),
+                gate_cumsum,
                 positions: self.positions.as_ref().map(|PositionCase { kernel, x, parameters }| LearnedPositions {
                     positions: Strided { values: x, stride: dims.keys },
                     kernel: *kernel,
@@ -494,7 +523,12 @@ impl Case {
             d_queries: ViewMut::new(d_queries, of_path(dims.queries, *width)),
             d_keys: ViewMut::new(d_keys, of_path(dims.keys, *width)),
         });
-        let has_tables = map.is_none() && path.is_none();
+        let mut d_of_householder = householder.as_ref().map(|of| of.each_ref().map(|values| vec![unset; values.len()]));
+        let d_householder = d_of_householder.as_mut().map(|[d_directions, d_strengths]| HouseholderGradients {
+            d_directions: ViewMut::new(d_directions, of_keys(dims.head_dim)),
+            d_strengths: ViewMut::new(d_strengths, of_keys(1)),
+        });
+        let has_tables = map.is_none() && path.is_none() && householder.is_none();
         let of_table = |table| Some(table).filter(|_| has_tables);
         let gradients = AttentionGradients {
             d_q,
@@ -509,6 +543,7 @@ impl Case {
             d_positions,
             d_relative,
             d_path,
+            d_householder,
         };
         engine.backward(&problem, AttentionSaved { q, k, v, out: saved_out, lse: &lse, d_out }, gradients);
         let [d_q, d_k, d_v] = layout.split(&results).map(widen);
@@ -521,6 +556,7 @@ impl Case {
         let (_, d_path_queries, d_path_keys) = d_of_path.unwrap_or_default();
         let [d_rows, d_profiles, d_path_queries, d_path_keys] =
             [d_rows, d_profiles, d_path_queries, d_path_keys].map(widen);
+        let [d_directions, d_strengths] = d_of_householder.unwrap_or_default().map(widen);
         let [d_positions, d_parameters] = d_of_positions.unwrap_or_default();
         Outcome {
             out,
@@ -540,6 +576,8 @@ impl Case {
             d_profiles,
             d_path_queries,
             d_path_keys,
+            d_directions,
+            d_strengths,
         }
     }
 }
@@ -578,6 +616,8 @@ pub(super) fn assert_close(case: &Case, got: &Outcome<f64>, expected: &Outcome<f
             d_profiles,
             d_path_queries,
             d_path_keys,
+            d_directions,
+            d_strengths,
         } = o.clone();
         [
             ("out", out),
@@ -597,6 +637,8 @@ pub(super) fn assert_close(case: &Case, got: &Outcome<f64>, expected: &Outcome<f
             ("d_profiles", d_profiles),
             ("d_path_queries", d_path_queries),
             ("d_path_keys", d_path_keys),
+            ("d_directions", d_directions),
+            ("d_strengths", d_strengths),
         ]
     };
     for ((name, got), (_, expected)) in fields(got).into_iter().zip(fields(expected)) {
@@ -610,6 +652,8 @@ pub(super) fn assert_close(case: &Case, got: &Outcome<f64>, expected: &Outcome<f
         };
         let factor = match (name, &case.relative) {
             ("d_q" | "d_k", _) => reach,
+            // times a query and a key, as gradients of products are
+            ("d_directions" | "d_strengths", _) => reach * most(&case.q).max(most(&case.k)),
             ("d_decay_cumsum", _) => reach * most(&case.q).max(most(&case.k)),
             ("d_parameters", _) => case.positions.as_ref().map_or(1.0, PositionCase::steepest),
             ("d_rows", Some(relative)) => most(&relative.profiles),
@@ -721,7 +765,12 @@ fn assert_gradients_match_differences(case: &Case) {
         ("path queries", |case| &mut case.path.as_mut().unwrap().queries, |outcome| &outcome.d_path_queries),
         ("path keys", |case| &mut case.path.as_mut().unwrap().keys, |outcome| &outcome.d_path_keys),
     ];
+    let householder: [Field; 2] = [
+        ("directions", |case| &mut case.householder.as_mut().unwrap().directions, |outcome| &outcome.d_directions),
+        ("strengths", |case| &mut case.householder.as_mut().unwrap().strengths, |outcome| &outcome.d_strengths),
+    ];
     let of_scores = match (&case.map, &case.path) {
+        _ if case.householder.is_some() => &householder[..],
         (Some(_), _) => &map[..],
         (None, Some(_)) => &path[..],
         (None, None) => &tables[..],
@@ -776,6 +825,12 @@ fn naive_gradients_match_central_differences() {
         assert_gradients_match_differences(&case.clone().with_path(3, 21));
         assert_gradients_match_differences(&case.clone().softened(true, true).with_path(4, 22));
         assert_gradients_match_differences(&case.clone().softened(false, true).with_path(2, 23).dropped(0.3, 24));
+        if mask.sides() == Sides::OneSided {
+            let products = case.clone().with_householder(30);
+            assert_gradients_match_differences(&products);
+            assert_gradients_match_differences(&products.clone().softened(true, true).gated(15));
+            assert_gradients_match_differences(&products.softened(false, true).dropped(0.3, 31));
+        }
         for (kernel, seed) in KERNELS.into_iter().zip(20..) {
             // differences need positions that are apart; the spline's knots are no position's distance
             let mut case = case.clone().positioned(kernel, seed);
@@ -799,6 +854,7 @@ fn naive_gradients_match_central_differences() {
         assert_gradients_match_differences(&case);
         assert_gradients_match_differences(&case.clone().gated(14));
         assert_gradients_match_differences(&case.clone().softened(false, true).with_path(3, 25));
+        assert_gradients_match_differences(&case.clone().gated(14).with_householder(32));
         assert_gradients_match_differences(&case.mapped(13));
     }
 }
@@ -895,6 +951,7 @@ fn gradients_that_share_elements_are_refused() {
             d_positions: None,
             d_relative: None,
             d_path: None,
+            d_householder: None,
         },
     );
 }

@@ -271,6 +271,13 @@ impl Encoding {
                 format!("`{kind}` modifies the scores of a row together, which does not support first tokens");
             return refuse(message, "remove it, or use an encoding without a score modification, such as kerple_log");
         }
+        if let Injection::Householder { .. } = self.entry() {
+            let message = format!(
+                "`{}` transforms keys by all tokens up to a query, and those before the window are not visible",
+                self.method.kind()
+            );
+            return refuse(message, "remove it, or use an encoding that depends on distances, such as kerple_log");
+        }
         if self.entry() == Injection::PathBias {
             let message = format!(
                 "`{}` sums a bias over all tokens up to a key, and those before the window are not visible",
@@ -321,7 +328,8 @@ impl Encoding {
             Injection::Gates { .. }
             | Injection::FeatureGates { .. }
             | Injection::ContentRotation { .. }
-            | Injection::PathBias => Some("measures distances by the content of tokens, not by their number"),
+            | Injection::PathBias
+            | Injection::Householder { .. } => Some("measures distances by the content of tokens, not by their number"),
             Injection::RelativeBias => Some("has a reach of its own"),
             Injection::Nowhere
             | Injection::Embeddings

@@ -130,6 +130,7 @@ impl DapeBase {
             Injection::QueryKeyMap { .. } => DapeInput::Other("maps queries and keys with learned numbers"),
             Injection::RelativeBias => DapeInput::Other("has a bias per row"),
             Injection::PathBias => DapeInput::Other("has a bias per path"),
+            Injection::Householder { .. } => DapeInput::Other("transforms keys by the tokens after them"),
             Injection::Code => DapeInput::Other("replaces queries and keys by codes"),
         }
     }
@@ -247,6 +248,7 @@ impl Positional for DapeConfig {
                 | EncodingForm::QueryKeyMap(_)
                 | EncodingForm::RelativeBias(_)
                 | EncodingForm::PathBias(_)
+                | EncodingForm::Householder(_)
                 | EncodingForm::Code(_),
             ) => (Bias::None, neutral, None),
         };

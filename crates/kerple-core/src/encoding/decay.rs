@@ -158,7 +158,8 @@ impl Encoding {
             | Injection::ContentRotation { .. }
             | Injection::QueryKeyMap { .. }
             | Injection::RelativeBias
-            | Injection::PathBias => None,
+            | Injection::PathBias
+            | Injection::Householder { .. } => None,
             Injection::Nowhere | Injection::Embeddings | Injection::Rotation { decays: false } => {
                 Some(InLinear::AsItIs)
             }

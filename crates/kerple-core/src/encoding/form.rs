@@ -2,8 +2,8 @@
 
 use crate::cpu::reduce;
 use crate::forms::{
-    Absolute, CodeForm, ContentRotation, DistanceTable, FeatureGates, ForgetGates, PathFeatures, QueryKeyMap, Rotary,
-    RowProfiles, Sides, kept_columns,
+    Absolute, CodeForm, ContentRotation, DistanceTable, FeatureGates, ForgetGates, HouseholderMap, PathFeatures,
+    QueryKeyMap, Rotary, RowProfiles, Sides, kept_columns,
 };
 use crate::score_mods::ScoreModSpec;
 
@@ -32,6 +32,8 @@ pub enum EncodingForm {
     RelativeBias(RowProfiles),
     /// A bias that is summed over the tokens from key to query.
     PathBias(PathFeatures),
+    /// Products of matrices that tokens from key to query set.
+    Householder(HouseholderMap),
     /// A stochastic code of queries and keys.
     Code(CodeForm),
 }

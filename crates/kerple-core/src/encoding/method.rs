@@ -8,7 +8,8 @@ use super::randomized::{FormPositions, Randomized};
 use super::{Emulate, Geometry};
 use super::{
     alibi, bam, cope, dape, expression, fire, fope, fox, grape_ap, inkling, kerple, kerple_positions, learned, none,
-    pope, rotary, rotary_positions, sandwich, selective_rope, shaw, sinusoidal, spe, t5, transformer_xl, wall, xpos,
+    path, pope, rotary, rotary_positions, sandwich, selective_rope, shaw, sinusoidal, spe, t5, transformer_xl, wall,
+    xpos,
 };
 use crate::calculus::expr::Expr;
 use crate::encoding::{EncodingForm, TableJacobian};
@@ -78,6 +79,11 @@ pub enum Injection {
     /// Scores, by a bias that is summed over the tokens from key to query, of features that a layer's own rows make:
     /// [`EncodingForm::PathBias`].
     PathBias,
+    /// Keys, transformed by products of matrices that the tokens from key to query set: [`EncodingForm::Householder`].
+    Householder {
+        /// Whether heads have cumulative gates too, which are added to scores.
+        gates: bool,
+    },
     /// Queries and keys of linear attention: [`EncodingForm::Code`].
     Code,
 }
@@ -302,6 +308,8 @@ methods! {
     "fope" Fope(fope::FopeConfig),
     /// A bias that is summed over the tokens from key to query.
     "grape_ap" GrapeAp(grape_ap::GrapeApConfig),
+    /// Reflections and projections of keys by the tokens from key to query.
+    "path" Path(path::PathConfig),
     /// Any expression of the kernel calculus.
     "kernel" Kernel(expression::ExpressionConfig),
     /// Stochastic positional encoding by sinusoids, for linear attention.

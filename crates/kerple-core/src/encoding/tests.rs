@@ -324,13 +324,14 @@ fn matrices_are_decayed_and_kernels_are_not() {
             let named = of_base || ["c", "multiplier"].contains(&name);
             // frequencies, filters and gates are the numbers of kernels, however many
             let code = matches!(encoding.method, Method::SineSpe(_) | Method::ConvSpe(_));
-            // gates and angles would be pulled to what they are without their rows, mixtures of rates to nothing
+            // gates, angles and directions would be pulled to what they are without their rows, mixtures of rates to nothing
             let gates = matches!(
                 encoding.entry(),
                 Injection::Gates { .. }
                     | Injection::FeatureGates { .. }
                     | Injection::ContentRotation { .. }
                     | Injection::QueryKeyMap { .. }
+                    | Injection::Householder { .. }
             );
             let decayed = (parameter.shape.len() > 1 && !code && !gates) || named;
             assert_eq!(parameter.decay, decayed, "{} {}", encoding.label(), parameter.name);
@@ -392,6 +393,7 @@ fn beyond_training_every_method_is_defined_or_says_where_it_ends() {
             | EncodingForm::QueryKeyMap(_)
             | EncodingForm::RelativeBias(_)
             | EncodingForm::PathBias(_)
+            | EncodingForm::Householder(_)
             | EncodingForm::Code(_) => true,
             EncodingForm::Absolute(Absolute::Fixed(rows)) => {
                 rows.len() == GEOMETRY.d_model && rows.iter().all(|value| value.is_finite())
@@ -512,6 +514,10 @@ fn every_key_changes_what_is_handed_over() {
         ("fope", "\"zero_pad\":false"),
         ("grape_ap", "\"features\":4"),
         ("grape_ap", "\"relative\":true"),
+        ("path", "\"rank\":4"),
+        ("path", "\"conv\":1"),
+        ("path", "\"gate\":true"),
+        ("path", "\"gate\":true,\"gate_scale\":\"inside\""),
         ("inkling", "\"rank\":4"),
         ("inkling", "\"reach\":9"),
         ("inkling", "\"profiles\":0"),

@@ -11,12 +11,6 @@ use crate::tiles::microkernel::StoreMode;
 /// Positions whose code is made at once.
 pub const TILE: usize = 16;
 
-/// From the code of a position to that of the next, of `[D, padded(R)]` numbers each: a vector further, since at a multiple of
-/// 4096 bytes the positions of one feature would share the same few lines of the cache.
-pub(super) fn stride([d, r]: [usize; 2]) -> usize {
-    d * padded(r) + 16
-}
-
 /// A stochastic code.
 pub trait CodeFeatureMap<T>: FeatureMap<T> {
     /// The code of a place's rows, for whatever sequence.
@@ -25,8 +19,7 @@ pub trait CodeFeatureMap<T>: FeatureMap<T> {
 
 /// The code of consecutive positions of one head, a tile after another.
 pub trait CodeStretch<T> {
-    /// Writes the code of the next `rows` positions, [`TILE`] of them or the last ones, `[rows, D, padded(R)]`, each position
-    /// one vector of 16 behind the one before.
+    /// Writes the code of the next `rows` positions, [`TILE`] of them or the last ones, `[rows, D, padded(R)]`.
     fn next(&mut self, rows: usize, code: &mut [T]);
 
     /// Takes the gradient in what [`CodeStretch::next`] wrote last.
@@ -59,7 +52,7 @@ impl<T: Number> ContractScratch<T> {
     pub(crate) fn new([d, r]: [usize; 2], batch: usize, backward: bool) -> ContractScratch<T> {
         let scratch = |size: usize| vec![T::ZERO; size];
         let of = |size: usize| scratch(if backward { size } else { 0 });
-        let tile = TILE * stride([d, r]);
+        let tile = TILE * d * padded(r);
         ContractScratch { code: scratch(tile), d_code: of(tile), across: of(r * padded(d)), d_x: of(batch * padded(d)) }
     }
 }
@@ -77,12 +70,11 @@ pub(crate) fn forward<'y, T: Number>(
     room: &mut ContractScratch<T>,
     mut y: impl FnMut(usize) -> &'y mut [T],
 ) {
-    let [d, r] = code.widths();
-    let (width, stride) = (padded(r), stride([d, r]));
+    let [d, width] = [code.widths()[0], padded(code.widths()[1])];
     let mut stretch = code.stretch(place);
     for (first, rows) in tiles(place.rows) {
         stretch.next(rows, &mut room.code);
-        for (t, code) in room.code.chunks_exact(stride).enumerate().take(rows) {
+        for (t, code) in room.code.chunks_exact(d * width).enumerate().take(rows) {
             let a = (&x.data[(first + t) * x.row..], [x.batch, 1]);
             RowProduct { sizes: [batch, d, width], a, b: (code, width) }.to(y(first + t), width, StoreMode::Overwrite);
         }
@@ -101,11 +93,11 @@ pub(crate) fn backward<'y, T: Number>(
     d_parameters: &mut [T],
 ) {
     let [d, r] = code.widths();
-    let (width, wide, stride) = (padded(r), padded(d), stride([d, r]));
+    let (width, wide) = (padded(r), padded(d));
     let mut stretch = code.stretch(place);
     for (first, rows) in tiles(place.rows) {
         stretch.next(rows, &mut room.code);
-        for (t, code) in room.code.chunks_exact(stride).enumerate().take(rows) {
+        for (t, code) in room.code.chunks_exact(d * width).enumerate().take(rows) {
             let d_y = d_y(first + t);
             transpose((code, width), [d, r], &mut room.across, wide);
             let product = RowProduct { sizes: [batch, r, wide], a: (d_y, [width, 1]), b: (&room.across, wide) };
@@ -113,7 +105,7 @@ pub(crate) fn backward<'y, T: Number>(
             room.d_x.chunks_exact(wide).enumerate().take(batch).for_each(|(batch, row)| d_x(batch, first + t, row));
             let a = (&x.data[(first + t) * x.row..], [1, x.batch]);
             let product = RowProduct { sizes: [d, batch, width], a, b: (d_y, width) };
-            product.to(&mut room.d_code[t * stride..], width, StoreMode::Overwrite);
+            product.to(&mut room.d_code[t * d * width..], width, StoreMode::Overwrite);
         }
         stretch.gather(rows, &room.d_code);
     }

@@ -374,8 +374,7 @@ impl<T: Number> CodeStretch<T> for Filtered<'_, T> {
         self.position += rows;
         let conv = self.conv;
         let (head_dim, width, taps) = (conv.shape.head_dim, padded(conv.shape.realisations), conv.last_taps());
-        let stride = contract::stride([head_dim, conv.shape.realisations]);
-        for code in code.chunks_exact_mut(stride).map(|code| &mut code[..head_dim * width]).take(rows) {
+        for code in code.chunks_exact_mut(head_dim * width).take(rows) {
             if conv.shared.is_empty() {
                 code.fill(T::ZERO);
             } else {
@@ -393,8 +392,8 @@ impl<T: Number> CodeStretch<T> for Filtered<'_, T> {
                     band[t..t + taps].copy_from_slice(filter);
                 }
                 let (a, b) = ((&band[..], [inner, 1]), (self.noise(d, origin + line), width));
-                let to = &mut code[row * stride + d * width..];
-                RowProduct { sizes: [count, inner, width], a, b }.to(to, stride, StoreMode::Accumulate);
+                let to = &mut code[(row * head_dim + d) * width..];
+                RowProduct { sizes: [count, inner, width], a, b }.to(to, head_dim * width, StoreMode::Accumulate);
             }
         }
         self.room[0] = band;
@@ -404,20 +403,18 @@ impl<T: Number> CodeStretch<T> for Filtered<'_, T> {
         let conv = self.conv;
         let (head_dim, realisations, taps) = (conv.shape.head_dim, conv.shape.realisations, conv.last_taps());
         let (width, filter) = (padded(realisations), conv.shape.filter());
-        let stride = contract::stride([head_dim, realisations]);
         let side = usize::from(self.place.side == RowKind::Key);
         let mut d_own = std::mem::take(&mut self.d);
         let (d_filters, d_shared) = d_own.split_at_mut(2 * head_dim * filter);
         if !d_shared.is_empty() {
-            let own = d_code.chunks_exact(stride).take(rows);
-            own.for_each(|d_code| reduce::add(d_shared, &d_code[..head_dim * width]));
+            d_code.chunks_exact(head_dim * width).take(rows).for_each(|d_code| reduce::add(d_shared, d_code));
         }
         let [band, mut across, mut products] = std::mem::take(&mut self.room);
         for ([row, count, origin], d) in
             self.bands(rows).into_iter().flat_map(|band| (0..head_dim).map(move |d| (band, d)))
         {
-            let from = &d_code[row * stride + d * width..];
-            transpose((from, stride), [count, realisations], &mut across, TILE);
+            let from = &d_code[(row * head_dim + d) * width..];
+            transpose((from, head_dim * width), [count, realisations], &mut across, TILE);
             let d_filter = &mut d_filters[(side * head_dim + d) * filter..][..filter];
             for (line, d_filter) in conv.lines.iter().zip(d_filter.chunks_exact_mut(taps)) {
                 let a = (self.noise(d, origin + line), [width, 1]);

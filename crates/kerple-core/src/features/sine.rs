@@ -342,7 +342,7 @@ impl<T: Number> CodeStretch<T> for Waving<'_, T> {
             let w = sine.w(self.place.head * head_dim + d);
             let a = (&self.basis[d..], [row, head_dim]);
             let product = RowProduct { sizes: [rows, sine.rows(), width], a, b: (w, width) };
-            product.to(&mut code[d * width..], contract::stride([head_dim, realisations]), StoreMode::Overwrite);
+            product.to(&mut code[d * width..], head_dim * width, StoreMode::Overwrite);
         }
     }
 
@@ -354,7 +354,7 @@ impl<T: Number> CodeStretch<T> for Waving<'_, T> {
         self.d.resize(head_dim * planes * width, T::ZERO);
         for d in 0..head_dim {
             let a = (&self.basis[d..], [head_dim, row]);
-            let b = (&d_code[d * width..], contract::stride([head_dim, realisations]));
+            let b = (&d_code[d * width..], head_dim * width);
             RowProduct { sizes: [planes, rows, width], a, b }.to(&mut self.d[d * planes * width..], width, store);
         }
     }

@@ -19,6 +19,8 @@ pub enum ScoreTransform<'a, T> {
     Mod(&'a dyn ScoreMod<T>),
     /// `z = s + b`, where the bias is summed over the tokens from key to query.
     Path(PathBias<'a, T>),
+    /// The tokens from key to query transform the key.
+    Householder(HouseholderPath<'a, T>),
 }
 
 /// A [`DistanceTable`](super::DistanceTable) in the compute type, with the directions of the
@@ -99,6 +101,24 @@ pub struct PathBias<'a, T> {
     pub width: usize,
     /// `[H]`
     pub slopes: &'a [f64],
+}
+
+/// Products of Householder-like matrices along the path from key to query (PaTH): every token after the key, the query's own
+/// among them, takes a part of the key away.
+///
+/// ```text
+/// H_t = I - beta_t w_t w_t^T        s_ij = scale q_i^T H_i H_(i-1) .. H_(j+1) k_j        z_ij = s_ij + c_i - c_j
+/// ```
+///
+/// For a causal attention mask with no more queries than keys.
+#[derive(Clone, Copy, Debug)]
+pub struct HouseholderPath<'a, T> {
+    /// w of all keys' positions, `[B, G, K, D]` for G key heads. Attention does not norm them.
+    pub directions: View<'a, T>,
+    /// beta, `[B, G, K, 1]`. With directions of length 1, no key grows where it is within 0 and 2.
+    pub strengths: View<'a, T>,
+    /// Cumulative gates, as those of [`ScoreTable::gate_cumsum`].
+    pub gate_cumsum: Option<Strided<&'a [f64]>>,
 }
 
 impl<'a, T> ScoreTransform<'a, T> {

@@ -165,6 +165,7 @@ impl Case {
             d_positions: None,
             d_relative: None,
             d_path: None,
+            d_householder: None,
         };
         naive::backward(&problem, saved, gradients);
         // the kernels write the lowest number in place of minus infinity

@@ -51,6 +51,7 @@ fn of_layer(plan: &Plan, layer: &LayerSettings, length: usize) -> u64 {
         Injection::Gates { .. }
             | Injection::FeatureGates { scalar: true }
             | Injection::ContentRotation { scalar: true, .. }
+            | Injection::Householder { gates: true }
     );
     let has_features =
         matches!(entry, Injection::FeatureGates { .. } | Injection::ContentRotation { decays: true, .. });

@@ -22,6 +22,7 @@ use crate::model::MOST_STATES;
 use crate::plan::Plan;
 use kerple_burn::ops::linear_attention::MAX_NOISE_VALUES;
 use kerple_burn::plan::{FeatureKind, LinearAttentionConfig};
+use kerple_core::attention::householder::TILE as HOUSEHOLDER_TILE;
 use kerple_core::attention::linear::{CHUNK, NEAR};
 use kerple_core::calculus::exponentials::RateGrid;
 use kerple_core::encoding::{Geometry, Injection, ParameterShare};
@@ -114,6 +115,23 @@ fn encoding(
             let width = encoding.path_features(geometry).map_or(0, |features| features.width);
             let kept = if rows.training { 6 * layers + 8 } else { 8 };
             bytes(&[kept, rows.sequences, rows.positions, heads, width])
+        }
+        // of every layer, whose rows differ: directions as they are projected, convolved, their squares and roots, and gradients; gates as
+        // above. While it is at work rows of tiles, for a key head and token 4 rows of D or 64 numbers, and 4 more in the backward, where a
+        // thread has queries and scores of 64 rows at every tile
+        Injection::Householder { gates } => {
+            let kv_heads = geometry.kv_heads;
+            let [kept, of_tiles, of_gates] =
+                if rows.training { [10 * layers + 8, 8, 3 * layers + 4] } else { [10, 4, 4] };
+            let of = |kept, heads, width| bytes(&[kept, rows.sequences, rows.positions, heads, width]);
+            let threads = if rows.training { rayon::current_num_threads() } else { 0 };
+            let held = [
+                of(kept, kv_heads, head_dim),
+                of(of_tiles, kv_heads, head_dim.max(HOUSEHOLDER_TILE)),
+                of(of_gates, heads, usize::from(gates)),
+                bytes(&[threads, rows.positions, head_dim + HOUSEHOLDER_TILE]),
+            ];
+            held.into_iter().fold(0, u64::saturating_add)
         }
         // as decays they end at a few chunks
         Injection::Scores(_) | Injection::ScoreMod { .. } if attention.linear().is_some() => {

@@ -213,6 +213,7 @@ fn check_growth(encoding: &Encoding, geometry: &Geometry, model: &ModelPlan) -> 
         | EncodingForm::QueryKeyMap(_)
         | EncodingForm::RelativeBias(_)
         | EncodingForm::PathBias(_)
+        | EncodingForm::Householder(_)
         | EncodingForm::Code(_) => false,
     };
     let set = [("ssmax", model.block.ssmax.is_some()), ("attn_temperature", model.block.attn_temperature.is_some())];
@@ -242,7 +243,7 @@ fn check_normalizer(task: Option<&TaskConfig>, encoding: &Encoding, block: &Bloc
         let message = format!("`{kind}` does not support an attention sink, which is part of the softmax");
         return refuse("model.block.sink", message, "remove it, or set model.block.normalizer = \"softmax\"");
     }
-    if matches!(encoding.entry(), Injection::ScoreMod { .. } | Injection::PathBias) {
+    if matches!(encoding.entry(), Injection::ScoreMod { .. } | Injection::PathBias | Injection::Householder { .. }) {
         let message =
             format!("`{kind}` does not support {}: its scores depend on other keys or heads", encoding.label());
         let hint = "set model.block.normalizer = \"softmax\", or use an encoding that changes each score on its own, such as kerple_log";

@@ -48,8 +48,8 @@ impl ModelPlan {
     /// # Panics
     /// When there is no such kind.
     pub fn kind_geometry(&self, name: &str, geometry: &Geometry) -> Geometry {
-        let Heads { heads, head_dim, .. } = self.heads_of(Some(&self.layers[name]));
-        Geometry { heads, head_dim, ..*geometry }
+        let Heads { heads, kv_heads, head_dim, .. } = self.heads_of(Some(&self.layers[name]));
+        Geometry { heads, kv_heads, head_dim, ..*geometry }
     }
 
     /// The first key of a kind of layers that gives them heads or a scale of their own, as a run file has it.
@@ -108,6 +108,13 @@ pub(super) fn check_heads(encoding: &Encoding, model: &ModelPlan) -> Result<()> 
                 model.head_dim
             );
             return refuse(place(key), message, "give this kind an encoding of its own");
+        }
+        let of_model = model.shared_heads().kv_heads;
+        let by_key_head = matches!(encoding.entry(), Injection::Householder { .. });
+        if kv_heads != of_model && by_key_head && kind.encoding.is_none() {
+            let message =
+                format!("the model's encoding {} serves {of_model} key heads in every layer", encoding.label());
+            return refuse(place("n_kv_heads"), message, "give this kind an encoding of its own");
         }
     }
     Ok(())

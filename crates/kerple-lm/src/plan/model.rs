@@ -45,7 +45,8 @@ pub struct ModelPlan {
 impl ModelPlan {
     /// Sizes an encoding needs, for training sequences of this many tokens.
     pub(super) fn geometry(&self, train_len: usize) -> Geometry {
-        Geometry { d_model: self.d_model, ..Geometry::new(self.n_heads, self.head_dim, train_len) }
+        let kv_heads = self.shared_heads().kv_heads;
+        Geometry { kv_heads, d_model: self.d_model, ..Geometry::new(self.n_heads, self.head_dim, train_len) }
     }
 
     /// Logits of a token: rows of the output projection.
@@ -135,6 +136,7 @@ impl ModelPlan {
             }
             Injection::RelativeBias => Some(format!("the relative bias of {}", encoding.label())),
             Injection::PathBias => Some(format!("the bias over paths of {}", encoding.label())),
+            Injection::Householder { .. } => Some(format!("the Householder products of {}", encoding.label())),
             Injection::Gates { .. } => Some(format!("the gates of {}", encoding.label())),
             Injection::Rotation { decays: true } => Some(format!("the decaying products of {}", encoding.label())),
             Injection::Nowhere

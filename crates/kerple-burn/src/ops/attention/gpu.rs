@@ -39,7 +39,11 @@ pub(super) fn runs([q, k, v]: [&Tensor<4>; 3], context: &ScoreContext) -> bool {
     };
     let gated = context.gates.is_none() || context.mask.pattern.sides() == Sides::OneSided;
     let dims = AttentionDims { batch, heads, kv_heads, queries, keys, head_dim, value_dim: v.dims()[3] };
-    let gated = gated && context.relative.is_none() && context.kernel.is_none() && context.path.is_none();
+    let gated = gated
+        && context.relative.is_none()
+        && context.kernel.is_none()
+        && context.path.is_none()
+        && context.householder.is_none();
     let documents = context.mask.documents.as_deref().is_none_or(PackedDocuments::keep_distances);
     let by_distance = context.mask.pattern.sink_tokens() == 0;
     has_kernel

@@ -27,9 +27,12 @@ pub fn query_chunked(
     implementation: Impl,
 ) -> Tensor<4> {
     let (q, keys) = (shifted(q, &context.bias), k.dims()[2]);
-    let biased = context.relative.is_some() || context.path.is_some();
+    let biased = context.relative.is_some() || context.path.is_some() || context.householder.is_some();
     let per_row = biased || context.kernel.is_some() || context.feature_gates.is_some();
-    assert!(!per_row, "biases of rows and paths, learned positions and gates of features are not chunked over queries");
+    assert!(
+        !per_row,
+        "biases of rows and paths, Householder products, learned positions and gates of features are not chunked over queries"
+    );
     let ScoreTerms { settings, tables: [bias, weight], own, sinks, gates, .. } = ScoreTerms::of(scoring, context, keys);
     let mut inputs = OpInputs::default();
     let rows = [q, k, v].map(|tensor| inputs.add(tensor));
@@ -149,6 +152,7 @@ impl QueryChunksOp {
             feature_gates: None,
             relative: None,
             path: None,
+            householder: None,
         }
     }
 
@@ -179,7 +183,7 @@ fn leaf<const D: usize>(x: Tensor<D>) -> Tensor<D> {
 }
 
 fn leaves(terms: ScoreTerms) -> ScoreTerms {
-    let ScoreTerms { settings, tables, own, sinks, gates, kernel, feature_gates, relative, path } = terms;
+    let ScoreTerms { settings, tables, own, sinks, gates, kernel, feature_gates, relative, path, householder } = terms;
     let tables = tables.map(|table| table.map(leaf));
     ScoreTerms {
         settings,
@@ -191,6 +195,7 @@ fn leaves(terms: ScoreTerms) -> ScoreTerms {
         feature_gates,
         relative,
         path,
+        householder,
     }
 }
 

@@ -3,9 +3,11 @@
 use super::Scoring;
 use super::cumsum::{GateCumsum, running_sums};
 use crate::attention_context::{
-    AttentionBias, AttentionMask, KernelTensors, PathTensors, QueryKeyPairs, RelativeTensors, ScoreContext,
+    AttentionBias, AttentionMask, HouseholderTensors, KernelTensors, PathTensors, QueryKeyPairs, RelativeTensors,
+    ScoreContext,
 };
 use crate::implementation::Impl;
+use crate::ops::householder;
 use crate::ops::matmul::product;
 use crate::ops::score_mods::{self, ScoreModInput};
 use burn::tensor::{Bool, Int, Tensor, TensorData, activation};
@@ -95,13 +97,15 @@ pub(super) struct ScoreTerms {
     pub(super) relative: Option<RelativeTensors>,
     /// Of the queries of a call, and of all keys.
     pub(super) path: Option<PathTensors>,
+    /// Of all keys.
+    pub(super) householder: Option<HouseholderTensors>,
 }
 
 impl ScoreTerms {
     /// Of attention over this many keys.
     pub(super) fn of(scoring: &Scoring, context: &ScoreContext, keys: usize) -> ScoreTerms {
         let Scoring { scale, softcap, sinks, normalizer } = scoring.clone();
-        let ScoreContext { mask, bias, gates, kernel, feature_gates, relative, path } = context.clone();
+        let ScoreContext { mask, bias, gates, kernel, feature_gates, relative, path, householder } = context.clone();
         let extent = mask.extent(keys, scale);
         let gates = gates.map(|gates| mask.without_nan_in_padding(gates));
         let tables = bias.tables().map(|table| table.cloned());
@@ -116,18 +120,23 @@ impl ScoreTerms {
         let implementation = Impl::Reference;
         let settings =
             ScoreSettings { scale, softcap, normalizer, score_mod, feature_decay, mask, extent, implementation };
-        ScoreTerms { settings, tables, own, sinks, gates, kernel, feature_gates, relative, path }
+        ScoreTerms { settings, tables, own, sinks, gates, kernel, feature_gates, relative, path, householder }
     }
 
     /// Scores of queries and keys at these positions.
     fn seen(&self, q: Tensor<4>, k: Tensor<4>, pairs: &QueryKeyPairs) -> AttentionScores {
         let ScoreSettings { scale, softcap, score_mod, feature_decay, mask, extent, implementation, .. } =
             &self.settings;
-        let k = repeat_heads(k, q.dims()[1]);
-        let products = match (feature_decay.as_deref(), &self.feature_gates) {
-            (Some(rates), _) => decayed_products(q.clone(), k, rates, pairs, *implementation),
-            (None, Some(gates)) => gated_products(q.clone(), k, gates, pairs),
-            (None, None) => product(q.clone(), k, true, *implementation),
+        let heads = q.dims()[1];
+        let k = repeat_heads(k, heads);
+        let products = match (feature_decay.as_deref(), &self.feature_gates, &self.householder) {
+            (_, _, Some(HouseholderTensors { directions, strengths })) => {
+                let [directions, strengths] = [directions, strengths].map(|of| repeat_heads(of.clone(), heads));
+                householder::products(q.clone(), &k, &HouseholderTensors { directions, strengths })
+            }
+            (Some(rates), _, None) => decayed_products(q.clone(), k, rates, pairs, *implementation),
+            (None, Some(gates), None) => gated_products(q.clone(), k, gates, pairs),
+            (None, None, None) => product(q.clone(), k, true, *implementation),
         };
         // a product, since the derivative of a division by a number is rounded to f32
         let scores = match softcap {

@@ -105,6 +105,7 @@ impl<T: Number> SimdKernel<T> for RowBlockBackward<'_, T> {
             d_positions: _,
             d_relative: _,
             d_path,
+            d_householder: _,
         } = gradients;
         sinks::backward(&inputs.problem, &saved, d_sinks);
         let segments = inputs.problem.segments();

@@ -1,11 +1,14 @@
 //! A packed document has the bits that it has alone, in every engine.
 
 use super::PositionCase;
-use super::{Case, Engine, Outcome, PathCase, RelativeCase, assert_close, assert_gradients_match_differences, dims};
+use super::{
+    Case, Engine, HouseholderCase, Outcome, PathCase, RelativeCase, assert_close, assert_gradients_match_differences,
+    dims,
+};
 use crate::Number;
 use crate::attention::{
     AttentionGradients, AttentionProblem, AttentionSaved, DocumentSegment, Mask, PackedDocuments, ScoreTransform, View,
-    ViewMut, row_block, tiled,
+    ViewMut, householder, row_block, tiled,
 };
 use crate::cpu::InstructionSet;
 use proptest::collection::vec;
@@ -29,6 +32,7 @@ impl<T: Number> Engine<T> for Chosen {
             ScoreTransform::Mod(_) | ScoreTransform::Path(_) => {
                 row_block::forward_with(self.0, problem, q, k, v, out, lse)
             }
+            ScoreTransform::Householder(_) => householder::forward_with(self.0, problem, q, k, v, out, lse),
         }
     }
     fn backward(&self, problem: &AttentionProblem<T>, saved: AttentionSaved<T>, gradients: AttentionGradients<T>) {
@@ -37,6 +41,7 @@ impl<T: Number> Engine<T> for Chosen {
             ScoreTransform::Mod(_) | ScoreTransform::Path(_) => {
                 row_block::backward_with(self.0, problem, saved, gradients)
             }
+            ScoreTransform::Householder(_) => householder::backward_with(self.0, problem, saved, gradients),
         }
     }
 }
@@ -74,6 +79,10 @@ impl Case {
             keys: rows(&of.keys, row, heads, [keys, of.width], first_key, segment.keys),
             ..of
         });
+        let householder = self.householder.as_ref().map(|of| HouseholderCase {
+            directions: of_keys(&of.directions, head_dim),
+            strengths: of_keys(&of.strengths, 1),
+        });
         Case {
             dims: super::AttentionDims {
                 value_dim,
@@ -94,6 +103,7 @@ impl Case {
             positions: self.positions.clone().map(|of| PositionCase { x: gates(&of.x), ..of }),
             relative,
             path,
+            householder,
             ..self.clone()
         }
     }
@@ -101,7 +111,7 @@ impl Case {
 
 impl Outcome<f64> {
     /// What belongs to a segment, in the order of [`Outcome::own`].
-    fn of_segment(&self, case: &Case, segment: &DocumentSegment) -> [Vec<f64>; 11] {
+    fn of_segment(&self, case: &Case, segment: &DocumentSegment) -> [Vec<f64>; 13] {
         let super::AttentionDims { heads, kv_heads, queries, keys, head_dim, value_dim, .. } = case.dims;
         let row = segment.row;
         let of_queries = |values: &[f64], width: usize| {
@@ -128,13 +138,31 @@ impl Outcome<f64> {
             case.path.as_ref().map_or(Vec::new(), |of| {
                 rows(&self.d_path_keys, row, heads, [keys, of.width], segment.first_key, segment.keys)
             }),
+            case.householder.as_ref().map_or(Vec::new(), |_| of_keys(&self.d_directions, head_dim)),
+            case.householder.as_ref().map_or(Vec::new(), |_| of_keys(&self.d_strengths, 1)),
         ]
     }
 
-    fn own(self) -> [Vec<f64>; 11] {
+    fn own(self) -> [Vec<f64>; 13] {
         let Outcome { out, lse, d_q, d_k, d_v, d_rows, d_gate_cumsum, d_positions, d_decay_cumsum, .. } = self;
-        let [d_path_queries, d_path_keys] = [self.d_path_queries, self.d_path_keys];
-        [out, lse, d_q, d_k, d_v, d_rows, d_gate_cumsum, d_positions, d_decay_cumsum, d_path_queries, d_path_keys]
+        let of_tokens = [d_gate_cumsum, d_positions, d_decay_cumsum, self.d_path_queries, self.d_path_keys];
+        let [d_gate_cumsum, d_positions, d_decay_cumsum, d_path_queries, d_path_keys] = of_tokens;
+        let [d_directions, d_strengths] = [self.d_directions, self.d_strengths];
+        [
+            out,
+            lse,
+            d_q,
+            d_k,
+            d_v,
+            d_rows,
+            d_gate_cumsum,
+            d_positions,
+            d_decay_cumsum,
+            d_path_queries,
+            d_path_keys,
+            d_directions,
+            d_strengths,
+        ]
     }
 
     fn sums(&self) -> [&Vec<f64>; 6] {
@@ -146,7 +174,7 @@ fn bits(values: &[f64]) -> Vec<u64> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-const OWN: [&str; 11] = [
+const OWN: [&str; 13] = [
     "out",
     "lse",
     "d_q",
@@ -158,6 +186,8 @@ const OWN: [&str; 11] = [
     "d_decay_cumsum",
     "d_path_queries",
     "d_path_keys",
+    "d_directions",
+    "d_strengths",
 ];
 
 /// Asserts that each document has the bits it has alone, and that shared gradients are the sums over documents.
@@ -214,8 +244,8 @@ impl PackedRecipe {
         if let Some(queries) = self.last_queries {
             documents = documents.last_queries(queries.min(tokens)).unwrap();
         }
-        // score modifications and biases of paths take values as wide as queries
-        let value_dim = if matches!(self.kind, 4 | 8) { 5 } else { 3 + self.seed as usize % 8 };
+        // score modifications, biases of paths and Householder products take values as wide as queries
+        let value_dim = if matches!(self.kind, 4 | 8 | 9) { 5 } else { 3 + self.seed as usize % 8 };
         let sizes = dims(self.rows.len(), 2 * self.group, 2, documents.queries(), tokens, 5);
         let sizes = super::AttentionDims { value_dim, ..sizes };
         // tables reach the longest document, and no further than the seed says
@@ -233,6 +263,9 @@ impl PackedRecipe {
             5 | 6 => case.positioned(super::KERNELS[self.seed as usize % super::KERNELS.len()], self.seed),
             7 => case.fading(self.seed),
             8 => case.with_path(1 + self.seed as usize % 17, self.seed),
+            9 if self.mask.sides() == crate::forms::Sides::OneSided => {
+                case.with_householder(self.seed).gated(self.seed)
+            }
             3 => case.with_relative(1 + self.seed as usize % 17, 1 + self.seed as usize % 230, self.seed),
             _ => case.mapped(self.seed),
         }
@@ -248,7 +281,7 @@ fn packed_recipes() -> impl Strategy<Value = PackedRecipe> {
     let rows = vec(vec(length, 0..5), 1..3);
     let last = prop_oneof![3 => Just(None), 1 => (1usize..200).prop_map(Some)];
     let sizes = (rows, 0usize..4, last, 1usize..3);
-    (sizes, masks, 0usize..9, any::<[bool; 2]>(), any::<u64>()).prop_map(|(sizes, mask, kind, options, seed)| {
+    (sizes, masks, 0usize..10, any::<[bool; 2]>(), any::<u64>()).prop_map(|(sizes, mask, kind, options, seed)| {
         let (rows, padding, last_queries, group) = sizes;
         let [softened, packed] = options;
         PackedRecipe { rows, padding, last_queries, group, mask, kind, softened, packed, seed }
@@ -327,7 +360,7 @@ fn padding_after_one_document_is_a_length() {
 }
 
 /// Positions of the padding change which rows share a block, so roundings differ.
-fn assert_close_values(got: &[Vec<f64>; 11], want: &[Vec<f64>; 11]) {
+fn assert_close_values(got: &[Vec<f64>; 13], want: &[Vec<f64>; 13]) {
     for ((name, got), want) in OWN.iter().zip(got).zip(want) {
         let largest = want.iter().fold(1.0f64, |largest, value| largest.max(value.abs()));
         for (got, want) in got.iter().zip(want) {
@@ -377,6 +410,7 @@ fn bits_do_not_depend_on_the_number_of_threads() {
         packed(&rows, 510, Mask::CAUSAL, 7).fading(12),
         packed(&rows, 510, Mask::CAUSAL, 7).mapped(10),
         packed(&rows, 510, Mask::CAUSAL, 7).with_path(5, 10),
+        packed(&rows, 510, Mask::CAUSAL, 7).with_householder(10).gated(11),
         packed(&rows, 510, Mask::CAUSAL, 7).mapped(11),
     ] {
         let run = |threads: usize| {
@@ -399,6 +433,9 @@ fn packed_gradients_match_central_differences() {
         assert_gradients_match_differences(&case.clone().softened(true, true).gated(15));
         assert_gradients_match_differences(&case.clone().softened(true, true).mapped(12));
         assert_gradients_match_differences(&case.clone().softened(true, true).with_path(3, 14));
+        if mask.sides() == crate::forms::Sides::OneSided {
+            assert_gradients_match_differences(&case.clone().softened(true, true).with_householder(14).gated(15));
+        }
         assert_gradients_match_differences(&case.mapped(13));
     }
 }

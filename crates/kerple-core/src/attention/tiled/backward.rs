@@ -72,6 +72,7 @@ impl<R: Number> SimdKernel<R> for TiledBackward<'_, R> {
             mut d_positions,
             d_relative,
             d_path: _,
+            d_householder: _,
         } = gradients;
         sinks::backward(problem, &saved, d_sinks);
         let distances = problem.offsets(|alone| heads * distances(alone));

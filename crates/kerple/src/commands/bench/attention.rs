@@ -1,6 +1,8 @@
 //! One attention layer: the tiled engine, the reference where it is short enough, and plain Burn
 //! operations.
 
+mod parts;
+
 use crate::command_error::{CommandError, CommandResult};
 use crate::timing::inputs::{log_bias, noise};
 use crate::timing::{Measurement, TimedSizes, TimedWork, array_bytes, check_agreement, check_memory, extra_mib, times};
@@ -10,16 +12,15 @@ use kerple_burn::implementation::Impl;
 use kerple_burn::ops::attention::{default_scale, rotated};
 use kerple_burn::positional_encoding::PositionalEncoding;
 use kerple_core::attention::{
-    self, AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, PathBias, PathGradients,
-    PositionGradients, RelativeBias, RelativeGradients, ScoreTable, ScoreTransform, Strides, View, ViewMut, naive,
+    self, AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, PositionGradients, ScoreTable,
+    ScoreTransform, Strides, View, ViewMut, naive,
 };
 use kerple_core::encoding::{Encoding, Geometry, Method};
 use kerple_core::encoding::{EncodingForm, ScoreModForm};
-use kerple_core::forms::{
-    ContentRotation, LearnedPositions, PathFeatures, PositionKernel, RowProfiles, Sides, Strided,
-};
-use kerple_core::ops::gate_cumsum;
+use kerple_core::forms::{ContentRotation, LearnedPositions, PathFeatures, RowProfiles, Sides, Strided};
+use kerple_core::ops::gate_cumsum::{self, GateMap};
 use kerple_core::score_mods::{ScoreModExtent, ScoreModSpec};
+use parts::{TimedHouseholder, TimedKernel, TimedPath, TimedRelative};
 use std::time::Instant;
 
 /// Longest sequence that the reference is timed at.
@@ -42,6 +43,7 @@ struct TimedAttention {
     kernel: Option<TimedKernel>,
     relative: Option<TimedRelative>,
     path: Option<TimedPath>,
+    householder: Option<TimedHouseholder>,
     /// Cumulative gates of features, and room for their gradient.
     decays: Option<[Vec<f64>; 2]>,
     out: Vec<f32>,
@@ -52,61 +54,10 @@ struct TimedAttention {
     d_clocks: Option<Vec<f64>>,
 }
 
-/// A kernel of learned positions, its parameters `[H, P]`, and room for their gradient.
-struct TimedKernel {
-    kernel: PositionKernel,
-    parameters: Vec<f64>,
-    d_parameters: Vec<f64>,
-}
-
-/// A relative bias per row, and room for its gradients.
-struct TimedRelative {
-    rank: usize,
-    reach: usize,
-    rows: Vec<f32>,
-    profiles: Vec<f32>,
-    d_rows: Vec<f32>,
-    d_profiles: Vec<f32>,
-}
-
-/// A bias over paths, features of queries and of keys, and room for their gradients.
-struct TimedPath {
-    width: usize,
-    slopes: Vec<f64>,
-    features: [Vec<f32>; 2],
-    d_features: [Vec<f32>; 2],
-}
-
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum CpuAttention {
     Naive,
     Tiled,
-}
-
-impl TimedRelative {
-    /// What the engine reads and what it writes.
-    fn parts(&mut self, dims: &AttentionDims) -> (RelativeBias<'_, f32>, RelativeGradients<'_, f32>) {
-        let TimedRelative { rank, reach, rows, profiles, d_rows, d_profiles } = self;
-        let head = dims.queries * *rank;
-        let strides = Strides { batch: dims.heads * head, head, row: *rank };
-        let rows = View { data: &rows[..], strides };
-        (
-            RelativeBias { rows, profiles, rank: *rank, reach: *reach },
-            RelativeGradients { d_rows: ViewMut::new(d_rows, strides), d_profiles },
-        )
-    }
-}
-
-impl TimedPath {
-    /// What the engine reads and what it writes.
-    fn parts(&mut self, dims: &AttentionDims) -> (PathBias<'_, f32>, PathGradients<'_, f32>) {
-        let TimedPath { width, slopes, features, d_features } = self;
-        let head = dims.keys * *width;
-        let strides = Strides { batch: dims.heads * head, head, row: *width };
-        let [queries, keys] = features.each_ref().map(|data| View { data: &data[..], strides });
-        let [d_queries, d_keys] = d_features.each_mut().map(|data| ViewMut::new(data, strides));
-        (PathBias { queries, keys, width: *width, slopes }, PathGradients { d_queries, d_keys })
-    }
 }
 
 impl TimedAttention {
@@ -138,6 +89,7 @@ impl TimedAttention {
             kernel: None,
             relative: None,
             path: None,
+            householder: None,
             decays: None,
             out: vec![0.0; elements],
             lse: vec![0.0; batch * heads * length],
@@ -201,6 +153,16 @@ impl TimedAttention {
                 let path = Some(TimedPath { width, slopes, d_features: features.clone(), features });
                 TimedAttention { path, ..plain }
             }
+            EncodingForm::Householder(map) => {
+                let clocks = map.gate_factor.map(|factor| {
+                    let logits = noise(sizes.batch * length * sizes.heads, 11);
+                    let map = GateMap::LogSigmoid;
+                    let sums = gate_cumsum::of_logits(&logits, [sizes.batch, length, sizes.heads], map);
+                    sums.into_iter().map(|sum| factor * sum).collect::<Vec<f64>>()
+                });
+                let householder = Some(TimedHouseholder::new(length, sizes));
+                TimedAttention { d_clocks: clocks.clone(), clocks, householder, ..plain }
+            }
             EncodingForm::ScoreMod(ScoreModForm { map, table, own, .. }) => {
                 let tables = [table.bias, table.weight].into_iter().flatten();
                 let extent =
@@ -224,6 +186,7 @@ impl TimedAttention {
             kernel,
             relative,
             path,
+            householder,
             decays,
             out,
             lse,
@@ -236,19 +199,21 @@ impl TimedAttention {
             kernel.as_mut().map(|of| ((of.kernel, &of.parameters[..]), &mut of.d_parameters[..])).unzip();
         let (relative, d_relative) = relative.as_mut().map(|of| of.parts(dims)).unzip();
         let (path, d_path) = path.as_mut().map(|of| of.parts(dims)).unzip();
+        let sums = clocks.as_deref().map(|values| Strided { values, stride: dims.keys });
+        let (householder, d_householder) = householder.as_mut().map(|of| of.parts(dims, sums)).unzip();
         let strides = *strides;
         let (decays, d_decays) =
             decays.as_mut().map(|[sums, d_sums]| (View { data: &sums[..], strides }, d_sums)).unzip();
         let extent = ScoreModExtent { sides: Sides::OneSided, len: dims.keys, scale: default_scale(dims.head_dim) };
         let map = map.as_ref().map(|(map, values)| map.over(values, extent));
         let problem = AttentionProblem {
-            scores: match (&map, path) {
-                (Some(map), _) => ScoreTransform::Mod(&**map),
-                (None, Some(path)) => ScoreTransform::Path(path),
-                (None, None) => {
+            scores: match (&map, path, householder) {
+                (Some(map), _, _) => ScoreTransform::Mod(&**map),
+                (None, Some(path), _) => ScoreTransform::Path(path),
+                (None, None, Some(path)) => ScoreTransform::Householder(path),
+                (None, None, None) => {
                     let (bias, feature_decay, len) = (bias.as_deref(), feature_decay.as_deref(), dims.keys);
-                    let clocks = clocks.as_deref().map(|values| Strided { values, stride: len });
-                    let positions = kernel.zip(clocks).map(|((kernel, parameters), positions)| LearnedPositions {
+                    let positions = kernel.zip(sums).map(|((kernel, parameters), positions)| LearnedPositions {
                         positions,
                         kernel,
                         parameters,
@@ -258,7 +223,7 @@ impl TimedAttention {
                         weight: None,
                         feature_decay,
                         decay_cumsum: decays,
-                        gate_cumsum: if positions.is_some() { None } else { clocks },
+                        gate_cumsum: if positions.is_some() { None } else { sums },
                         positions,
                         relative,
                         len,
@@ -293,6 +258,7 @@ impl TimedAttention {
                 d_positions,
                 d_relative,
                 d_path,
+                d_householder,
             };
             let run = if engine == CpuAttention::Tiled { attention::backward } else { naive::backward };
             run(&problem, saved, gradients);
@@ -311,7 +277,8 @@ impl TimedAttention {
             .map(|values| values.iter().map(|value| *value as f32).collect());
         let relative = self.relative.iter().flat_map(|of| [&of.d_rows, &of.d_profiles]);
         let paths = self.path.iter().flat_map(|of| &of.d_features);
-        let tables = self.d_bias.iter().chain(&self.d_map).chain(relative).chain(paths).cloned();
+        let householder = self.householder.iter().flat_map(|of| &of.d_values);
+        let tables = self.d_bias.iter().chain(&self.d_map).chain(relative).chain(paths).chain(householder).cloned();
         [self.out.clone()].into_iter().chain(self.d.iter().cloned()).chain(tables).chain(clocks).collect()
     }
 }

@@ -1,8 +1,8 @@
 //! Fits of the heads of a layer together: one expression, and the keys of a run file that start from it.
 
+use super::{CurveFits, CurveVerdict, RankedFamily};
 use crate::family::Family;
 use crate::rank::FitOptions;
-use crate::report::{CurveFits, CurveVerdict, RankedFamily};
 use kerple_core::calculus::expr::LearnedStart;
 use kerple_core::calculus::parameter::{FLOOR, KernelParameter};
 use serde::Serialize;
