@@ -37,12 +37,17 @@ pub(super) fn reach_text(reach: &AnswerReach, lengths: &[u64]) -> String {
 pub(super) fn reach_sentence(table: &AnswerTable) -> Option<String> {
     let with_all_keys = table.reaches.iter().filter(|reach| reach.window.is_none());
     let best = with_all_keys.max_by(|a, b| a.beyond.total_cmp(&b.beyond))?;
+    Some(format!("{}: {}.", table.title, reach_words(best, &table.lengths(), table.train_len)))
+}
+
+/// `alibi reaches 410 tokens [320, 540], trained at 64 (6 seeds, 6 of 6 learned)`.
+fn reach_words(best: &AnswerReach, lengths: &[u64], train_len: u64) -> String {
     let (name, learned, n) = (name_text(best.name()), best.learned, best.n);
     let seeds = format!("{n} {}, {learned} of {n} learned", if n == 1 { "seed" } else { "seeds" });
     if learned == 0 {
-        return Some(format!("{}: no run of {name}, which answers most, has learned the task ({seeds}).", table.title));
+        return format!("no run of {name}, which answers most, has learned the task ({seeds})");
     }
-    let reach = reach_text(best, &table.lengths());
+    let reach = reach_text(best, lengths);
     let reaches = match best.tokens {
         Some(_) => {
             let (tokens, interval) = reach.split_at(reach.find(['[', '(']).unwrap_or(reach.len()));
@@ -50,8 +55,7 @@ pub(super) fn reach_sentence(table: &AnswerTable) -> Option<String> {
         }
         None => "reaches every length in some runs and none in others".to_owned(),
     };
-    let reaches = reaches.trim_end();
-    Some(format!("{}: {name} {reaches}, trained at {} ({seeds}).", table.title, count(table.train_len)))
+    format!("{name} {}, trained at {} ({seeds})", reaches.trim_end(), count(train_len))
 }
 
 /// What the two tables show.
@@ -241,4 +245,39 @@ pub(super) fn pairs_grid(results: &Results, table: &AnswerTable) -> Option<Grid>
         head: std::iter::once("encoding".to_owned()).chain(names).collect(),
         rows: rows.collect(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_opens_with_a_reach_its_interval_and_how_many_learned() {
+        let words = |tokens: Option<f64>, ends: Option<[f64; 2]>, learned: usize| {
+            let reach = AnswerReach {
+                encoding: "alibi".to_owned(),
+                window: None,
+                n: 6,
+                learned,
+                tokens,
+                tokens_low: ends.map(|[low, _]| low),
+                tokens_high: ends.map(|[_, high]| high),
+                seeds: Vec::new(),
+                beyond: 0.5,
+            };
+            reach_words(&reach, &[64, 128, 512], 64)
+        };
+        assert_eq!(
+            words(Some(409.7), Some([320.0, 540.0]), 6),
+            "alibi reaches 410 tokens [320, 540], trained at 64 (6 seeds, 6 of 6 learned)"
+        );
+        assert_eq!(
+            words(Some(f64::INFINITY), Some([320.0, f64::INFINITY]), 5),
+            "alibi reaches > 512 tokens [320, \u{221e}), trained at 64 (6 seeds, 5 of 6 learned)"
+        );
+        assert_eq!(words(Some(90.0), None, 2), "alibi reaches 90 tokens, trained at 64 (6 seeds, 2 of 6 learned)");
+        assert!(words(None, None, 2).contains("every length in some runs and none in others, trained at 64"));
+        let nothing = words(Some(0.0), None, 0);
+        assert_eq!(nothing, "no run of alibi, which answers most, has learned the task (6 seeds, 0 of 6 learned)");
+    }
 }
