@@ -1,6 +1,6 @@
 //! Claims about how far encodings answer a task: of their reaches, and of the mean from the training length on.
 //!
-//! A reach is known by the two lengths that it lies between, of which one may be infinite. So differences of reaches
+//! A reach is known by the two lengths that it is between, of which one may be infinite. So differences of reaches
 //! are judged by the profile likelihood of their cells, which is the paired t-test where the cells are small and finite.
 
 use super::arm_runs;
@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) const RULE: &str = "Claims about reaches and about the mean beyond the training length have one difference per seed, over all lengths \
                                of the evaluation that they name. A reach that no length ends is only known to be larger than the last length. \
                                Differences of reaches, in octaves, are therefore tested by the profile likelihood of the lengths that each \
-                               reach lies between; without such reaches that is the t-test. They are tested only if three runs of both \
+                               reach is between; without such reaches that is the t-test. They are tested only if three runs of both \
                                encodings have learned the task, and means only if those of one encoding are above guessing at the training length.";
 
 /// Points of a hundred above guessing that a mean at the training length must have before differences say anything.
