@@ -15,7 +15,8 @@ pub struct Claim {
     pub measure: ClaimMeasure,
     /// Name of the evaluation.
     pub evaluation: String,
-    /// Lengths, in tokens, at all of which it must hold.
+    /// Lengths, in tokens, at all of which it must hold; of a reach and of a mean beyond the training length those that they
+    /// are computed from.
     pub lengths: Vec<u64>,
     /// The length that a change begins at.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -53,6 +54,17 @@ pub enum ClaimMeasure {
     Change,
     /// The share of right answers of a task.
     Answers,
+    /// Up to which length a task is answered, in octaves.
+    Reach,
+    /// The mean share of right answers of a task, where a guess counts 0, over octaves from the training length to the last.
+    Beyond,
+}
+
+impl ClaimMeasure {
+    /// Whether it is one number of all lengths of a claim, of which some must exceed the training length.
+    pub fn is_over_lengths(self) -> bool {
+        matches!(self, ClaimMeasure::Reach | ClaimMeasure::Beyond)
+    }
 }
 
 /// The direction from the bound in which the mean of differences must be.

@@ -52,7 +52,19 @@ impl Comparison {
     /// # Errors
     /// As [`sweep::run_all`].
     pub fn run(&self, shard: Shard, stop: &AtomicBool, tell: &mut dyn FnMut(SweepEvent)) -> Result<bool> {
-        let (ranks, alone) = (&self.runtime.ranks, self.runtime.alone());
+        self.with_jobs(stop, |jobs| sweep::run_all(jobs, (shard, &self.runtime.ranks), stop, tell))
+    }
+
+    /// Refuses what [`Comparison::run`] refuses before its first run.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn check(&self, stop: &AtomicBool) -> Result<()> {
+        self.with_jobs(stop, |jobs| jobs.iter().try_for_each(SweepJob::check))
+    }
+
+    fn with_jobs<T>(&self, stop: &AtomicBool, work: impl FnOnce(&[SweepJob]) -> Result<T>) -> Result<T> {
+        let alone = self.runtime.alone();
         let source = DataSource::open_until(&self.config.data, stop)?;
         let plans = self.plans(&source)?;
         let request = match source.task() {
@@ -82,7 +94,7 @@ impl Comparison {
                 runtime: &alone,
             })
             .collect();
-        sweep::run_all(&jobs, (shard, ranks), stop, tell)
+        work(&jobs)
     }
 
     /// The plans of all runs; refuses here what would fail after hours of training.

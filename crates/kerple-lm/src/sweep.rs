@@ -210,7 +210,10 @@ fn run_own(jobs: &[SweepJob], shard: Shard, stop: &AtomicBool, tell: &mut dyn Fn
 
 impl SweepJob<'_> {
     /// Refuses evaluations that the data cannot serve, before anything is trained for them.
-    fn check(&self) -> Result<()> {
+    ///
+    /// # Errors
+    /// What cannot be served.
+    pub(crate) fn check(&self) -> Result<()> {
         for spec in self.evals {
             let Some((encoding, request)) = self.served(spec) else { continue };
             self.plan.check_evaluated(&encoding)?;

@@ -246,7 +246,8 @@ fn headline(results: &Results) -> String {
     });
     let Some((table, length, best)) = found else {
         if let Some(sentence) = results.answers.iter().find_map(answers::headline) {
-            return sentence;
+            let reach = results.answers.iter().find_map(reach::reach_sentence);
+            return reach.into_iter().chain([sentence]).collect::<Vec<_>>().join(" ");
         }
         return "No length has two encodings to compare yet.".into();
     };

@@ -21,6 +21,7 @@ use crate::run::Run;
 use crate::statistics::{deviation, mean};
 use kerple_run::number;
 
+pub use self::answers::AccuracyByLength;
 pub use answers::{AnswerDepths, AnswerMean, AnswerScore, AnswerShortcut, AnswerTable, AnswerTest};
 pub use group::{RunGroup, Setting};
 pub use key_tokens::{LEAST_KEY_TOKENS, key_interval};

@@ -17,8 +17,8 @@ use clap::{Args, Parser, Subcommand};
 use encoding_name::EncodingName;
 pub use export::ExportArgs;
 pub use general::{General, thread_count};
-pub use groups::{EvaluationOptions, Hardware, RunFile, Sharing, SlurmArray, SplitChoice, default_lengths};
-use groups::{count, rope_scaling, task};
+pub use groups::{EvaluationOptions, Hardware, RunFile, Sharing, SlurmArray, SplitChoice, default_lengths, task};
+use groups::{count, rope_scaling};
 #[cfg(feature = "fit")]
 pub use kernel::{FitArgs, MeasureName, NoiseName, RankName, SearchArgs};
 pub use kernel::{KernelArgs, KernelCommand};
@@ -268,6 +268,10 @@ pub struct CompareArgs {
     /// Names of encodings, or `@FILE` with a TOML list `[[encoding]]` of settings.
     #[arg(long, required = true, value_delimiter = ',', value_parser = EncodingName, hide_possible_values = true)]
     pub encodings: Vec<String>,
+    /// Train them on each of several tasks in place of the data of the run file: quick, standard, or
+    /// names such as flipflop,mqrar,niah_words. Runs are in OUT/TASK, and one report has all tasks.
+    #[arg(long, value_name = "TASKS", value_delimiter = ',')]
+    pub tasks: Vec<String>,
     /// Layers that use these encodings, counted from 0; other layers keep the run file's encoding.
     #[arg(long, value_delimiter = ',')]
     pub layers: Option<Vec<usize>>,

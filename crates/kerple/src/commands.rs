@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod compare;
+mod compare_tasks;
 pub mod demo;
 pub mod describe;
 pub mod devices;

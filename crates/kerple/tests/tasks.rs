@@ -257,3 +257,46 @@ fn the_table_of_formal_languages_is_reproduced() {
     }
     assert_eq!(place.ok(&command), printed, "nothing is done twice");
 }
+
+#[test]
+fn encodings_are_compared_on_several_tasks() {
+    let place = place();
+    let compare = [
+        "compare",
+        "--config",
+        "run.toml",
+        "--set",
+        "train.steps=2",
+        "--set",
+        "train.train_len=32",
+        "--encodings",
+        "alibi,none",
+        "--out",
+        "c",
+        "--lengths",
+        "32,64",
+        "--n-segments",
+        "8",
+    ];
+    let with = |tasks: &'static str| [&compare[..], &["--tasks", tasks]].concat();
+    let printed = place.ok(&with("flipflop,mqrar_back_2,group_s3"));
+    for task in ["flipflop", "mqrar", "group"] {
+        let is_table = |line: &str| line.starts_with(task) && line.contains("right answers in percent");
+        assert!(printed.lines().any(is_table), "{task}: {printed}");
+    }
+    let plan = |folder: &str| -> Value {
+        let seed = std::fs::read_dir(place.path(format!("c/{folder}"))).unwrap().next().unwrap().unwrap();
+        serde_json::from_str(&place.read(seed.path().join("plan.json"))).unwrap()
+    };
+    assert_eq!(plan("flipflop/runs/none")["data"]["task"]["kind"], "flipflop");
+    assert_eq!(plan("mqrar_back_2/runs/alibi")["data"]["task"]["back"], 2);
+    assert_eq!(plan("group_s3/runs/alibi")["train_len"], 16);
+    let page = place.read("c/report/report.md");
+    assert!(page.contains("(1 seed, 0 of 1 learned). "), "the page opens with how far an encoding reaches: {page}");
+    // the last task refuses the length before the first is trained
+    let short = place.run(&[&with("recall,fwe")[..], &["--set", "train.train_len=24"]].concat());
+    assert!(!short.status.success() && !place.path("c/recall").exists(), "{}", String::from_utf8_lossy(&short.stderr));
+    let unknown = place.run(&with("passkeys"));
+    let message = String::from_utf8_lossy(&unknown.stderr).into_owned();
+    assert!(unknown.status.code() == Some(2) && message.contains("quick, standard, or some of"), "{message}");
+}

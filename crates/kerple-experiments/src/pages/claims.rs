@@ -8,6 +8,8 @@
 //! music the loss beyond the training length is compared with the loss within it, over other
 //! positions, and there the margin is 0.1 nats.
 
+mod reach;
+
 use super::description::PageDescription;
 use super::methods::ComparedMethod;
 use super::page::PageItem;
@@ -335,6 +337,9 @@ pub(super) fn arm_values(
 
 /// What was found of a registered claim on a corpus.
 fn find_registered(claim: &Claim, all: &ReproductionFolder, corpus: &str) -> Option<ClaimFinding> {
+    if claim.measure.is_over_lengths() {
+        return reach::find(claim, all, corpus);
+    }
     let arms: Vec<(&Arm, &str)> = claim.arms().collect();
     let reads: Vec<_> = arms
         .iter()
@@ -366,6 +371,9 @@ pub(super) fn registered(item: &mut PageItem, all: &ReproductionFolder, claims: 
         };
         (claim.text.clone(), corpora.iter().map(on).collect())
     };
+    if claims.iter().any(|claim| claim.measure.is_over_lengths()) {
+        item.notes.push(reach::RULE.to_owned());
+    }
     let titles = corpora.iter().map(|corpus| corpus.title.clone()).collect();
     let findings = claim_grid(item, caption.to_owned(), titles, claims.iter().map(found).collect());
     item.count(findings.iter());

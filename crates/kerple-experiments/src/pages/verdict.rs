@@ -32,13 +32,12 @@ pub(super) const AFTER_RUNS: &str = "This rule was written after the runs of thi
 pub(super) const OURS: &str = "not the paper's \u{2013} ";
 
 /// Whether the mean is on the claimed side of the bound, and the p-value of the mean if the true one were at the bound.
-fn compare(bound: ClaimBound, test: &PairedTest) -> (bool, f64) {
-    let mean = test.mean_difference;
+pub(super) fn compare(bound: ClaimBound, mean: f64, p_against: impl Fn(f64) -> f64) -> (bool, f64) {
     match bound {
-        ClaimBound::Below(bound) => (mean < bound, test.p_against(bound)),
-        ClaimBound::Above(bound) => (mean > bound, test.p_against(bound)),
-        ClaimBound::Within(bound) if mean.abs() < bound => (true, test.p_against(bound).max(test.p_against(-bound))),
-        ClaimBound::Within(bound) => (false, test.p_against(bound.copysign(mean))),
+        ClaimBound::Below(bound) => (mean < bound, p_against(bound)),
+        ClaimBound::Above(bound) => (mean > bound, p_against(bound)),
+        ClaimBound::Within(bound) if mean.abs() < bound => (true, p_against(bound).max(p_against(-bound))),
+        ClaimBound::Within(bound) => (false, p_against(bound.copysign(mean))),
     }
 }
 
@@ -154,8 +153,13 @@ fn weigh(bound: ClaimBound, unit: DifferenceUnit, by_length: &[(&str, Vec<f64>)]
     let (name, last) = by_length.iter().rfind(|(_, differences)| !differences.is_empty())?;
     // what cannot be tested settles nothing
     let tests: Vec<Option<PairedTest>> = by_length.iter().map(|(_, differences)| test(differences).ok()).collect();
-    let (holds, p): (Vec<bool>, Vec<f64>) =
-        tests.iter().map(|test| test.as_ref().map_or((false, 1.0), |test| compare(bound, test))).unzip();
+    let (holds, p): (Vec<bool>, Vec<f64>) = tests
+        .iter()
+        .map(|test| {
+            test.as_ref()
+                .map_or((false, 1.0), |test| compare(bound, test.mean_difference, |bound| test.p_against(bound)))
+        })
+        .unzip();
     let p = holm(&p);
     let of = |wanted: bool| holds.iter().zip(&p).filter(move |(holds, _)| **holds == wanted).map(|(_, p)| *p);
     let significant = |wanted: bool| of(wanted).filter(|p| *p < ALPHA).count();

@@ -292,6 +292,11 @@ impl Experiment {
         if is_change != claim.from.is_some() || (!is_change && claim.baseline.is_none()) {
             return Some("a change needs `from`, every other measure needs `baseline` with another arm".to_owned());
         }
+        if claim.measure.is_over_lengths()
+            && let Some(lacking) = self.lacks_lengths(claim)
+        {
+            return Some(lacking);
+        }
         let masks: Vec<DocumentMask> = claim.arms().map(|(arm, evaluation)| self.documents(arm, evaluation)).collect();
         if let [one, other] = masks[..]
             && one != other
@@ -328,6 +333,29 @@ impl Experiment {
                     "fewer than three seeds of `{encoding}`, variant `{variant}`, on `{name}` \
                     are evaluated as `{evaluation}` there"
                 )
+            })
+        })
+    }
+
+    /// What a claim over lengths needs and does not have: runs of tasks, and lengths up to and beyond that of training.
+    fn lacks_lengths(&self, claim: &Claim) -> Option<String> {
+        let about = self.corpora.iter().filter(|corpus| claim.is_about(&corpus.name));
+        about.flat_map(|corpus| claim.arms().map(move |arm| (corpus, arm))).find_map(|(corpus, (arm, _))| {
+            let name = &corpus.name;
+            let Some(task) = &corpus.task else {
+                return Some(format!(
+                    "`{name}` is a text: only runs of tasks have a reach or a mean beyond their length"
+                ));
+            };
+            let part = self.parts.iter().find(|part| part.variant == arm.variant && !part.set.is_empty());
+            let set = part.map_or(&[][..], |part| &part.set);
+            let data = DataConfig { task: Some(task.clone()), ..DataConfig::default() };
+            let train_len = self.config(set, corpus, data).ok()?.train.train_len as u64;
+            let is_on_both = [|at: u64, of: u64| at <= of, |at: u64, of: u64| at > of]
+                .iter()
+                .all(|is_there| claim.lengths.iter().any(|length| is_there(*length, train_len)));
+            (!is_on_both).then(|| {
+                format!("`lengths` must have one up to the training length of `{name}`, {train_len}, and one beyond it")
             })
         })
     }

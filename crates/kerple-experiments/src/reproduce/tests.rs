@@ -424,3 +424,31 @@ bound = { within = 0.01 }
     let error = Experiment::parse(&format!("{FEWER_PAIRS}{claim}"), "here.toml").unwrap_err().to_string();
     assert!(error.contains("its arms are evaluated on different tasks"), "{error}");
 }
+
+#[test]
+fn claims_over_lengths_need_lengths_on_both_sides_and_a_task() {
+    let claim = |measure: &str, lengths: &str| {
+        format!(
+            r#"
+[[claim]]
+text = "alike"
+measure = "{measure}"
+evaluation = "answers"
+lengths = {lengths}
+treatment = {{ encoding = "alibi" }}
+baseline = {{ encoding = "alibi" }}
+bound = {{ within = 0.5 }}
+"#
+        )
+    };
+    let three = FEWER_PAIRS.replace("seeds = 2", "seeds = 3");
+    let parse = |text: &str, claim: String| Experiment::parse(&format!("{text}{claim}"), "here.toml");
+    for measure in ["reach", "beyond"] {
+        assert!(parse(&three, claim(measure, "[24, 48]")).is_ok());
+        let error = parse(&three, claim(measure, "[48]")).unwrap_err().to_string();
+        assert!(error.contains("one up to the training length of `recall`, 24, and one beyond it"), "{error}");
+        let error = parse(&three, claim(measure, "[24]")).unwrap_err().to_string();
+        assert!(error.contains("and one beyond it"), "{error}");
+    }
+    assert!(parse(&three, claim("answers", "[48]")).is_ok());
+}

@@ -33,6 +33,31 @@ pub(super) fn reach_text(reach: &AnswerReach, lengths: &[u64]) -> String {
     format!("{} {low}, {high}", tokens(median, lengths))
 }
 
+/// How far the encoding answers that has the largest mean beyond the training length; nothing where no length exceeds it.
+pub(super) fn reach_sentence(table: &AnswerTable) -> Option<String> {
+    let with_all_keys = table.reaches.iter().filter(|reach| reach.window.is_none());
+    let best = with_all_keys.max_by(|a, b| a.beyond.total_cmp(&b.beyond))?;
+    Some(format!("{}: {}.", table.title, reach_words(best, &table.lengths(), table.train_len)))
+}
+
+/// `alibi reaches 410 tokens [320, 540], trained at 64 (6 seeds, 6 of 6 learned)`.
+fn reach_words(best: &AnswerReach, lengths: &[u64], train_len: u64) -> String {
+    let (name, learned, n) = (name_text(best.name()), best.learned, best.n);
+    let seeds = format!("{n} {}, {learned} of {n} learned", if n == 1 { "seed" } else { "seeds" });
+    if learned == 0 {
+        return format!("no run of {name}, which answers most, has learned the task ({seeds})");
+    }
+    let reach = reach_text(best, lengths);
+    let reaches = match best.tokens {
+        Some(_) => {
+            let (tokens, interval) = reach.split_at(reach.find(['[', '(']).unwrap_or(reach.len()));
+            format!("reaches {} tokens {interval}", tokens.trim_end())
+        }
+        None => "reaches every length in some runs and none in others".to_owned(),
+    };
+    format!("{name} {}, trained at {} ({seeds})", reaches.trim_end(), count(train_len))
+}
+
 /// What the two tables show.
 pub(super) const MEANING: &str = "The reach is the median over runs, with its 95 % interval. Runs that do not answer at the training \
      length have not learned the task. They stay in the interval; with fewer than three others there is none. The mean is over octaves \
@@ -116,11 +141,15 @@ pub(super) fn reach_figure(results: &Results, table: &AnswerTable, index: usize)
 pub(super) fn suite_grids(results: &Results) -> Vec<Grid> {
     let split = |table: &&AnswerTable| table.split == "test" && !table.reaches.is_empty();
     let tables: Vec<&AnswerTable> = results.answers.iter().filter(split).collect();
-    let tasks: Vec<&str> = tables.iter().map(|table| table.task.as_str()).collect();
     // one table per task, so that a mean over tasks counts each once
-    if tasks.len() < 2 || BTreeSet::from_iter(&tasks).len() != tasks.len() {
+    let contents: BTreeSet<(&str, &str)> = tables.iter().map(|table| (&*table.task, &*table.text)).collect();
+    if tables.len() < 2 || contents.len() != tables.len() {
         return Vec::new();
     }
+    // a task with several keys has its settings in its name
+    let of_task = |name: &str| tables.iter().filter(|table| table.task == name).count();
+    let name = |table: &&AnswerTable| if of_task(&table.task) == 1 { table.task.clone() } else { table.title.clone() };
+    let tasks: Vec<String> = tables.iter().map(name).collect();
     let named =
         |name: &String| tables.iter().any(|table| table.reaches.iter().any(|reach| reach.name() == (name, None)));
     let names: Vec<&String> = results.encodings.iter().filter(|name| named(name)).collect();
@@ -156,7 +185,7 @@ pub(super) fn suite_grids(results: &Results) -> Vec<Grid> {
     let rows: Vec<Row> = names.iter().filter_map(ruler).collect();
     let mut grids = vec![Grid {
         caption: "Reach in tokens of each task".to_owned(),
-        head: head(tasks.iter().map(|task| (*task).to_owned()).collect()),
+        head: head(tasks),
         rows: names.iter().map(reach).collect(),
     }];
     grids.extend((!rows.is_empty()).then(|| Grid {
@@ -216,4 +245,39 @@ pub(super) fn pairs_grid(results: &Results, table: &AnswerTable) -> Option<Grid>
         head: std::iter::once("encoding".to_owned()).chain(names).collect(),
         rows: rows.collect(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_opens_with_a_reach_its_interval_and_how_many_learned() {
+        let words = |tokens: Option<f64>, ends: Option<[f64; 2]>, learned: usize| {
+            let reach = AnswerReach {
+                encoding: "alibi".to_owned(),
+                window: None,
+                n: 6,
+                learned,
+                tokens,
+                tokens_low: ends.map(|[low, _]| low),
+                tokens_high: ends.map(|[_, high]| high),
+                seeds: Vec::new(),
+                beyond: 0.5,
+            };
+            reach_words(&reach, &[64, 128, 512], 64)
+        };
+        assert_eq!(
+            words(Some(409.7), Some([320.0, 540.0]), 6),
+            "alibi reaches 410 tokens [320, 540], trained at 64 (6 seeds, 6 of 6 learned)"
+        );
+        assert_eq!(
+            words(Some(f64::INFINITY), Some([320.0, f64::INFINITY]), 5),
+            "alibi reaches > 512 tokens [320, \u{221e}), trained at 64 (6 seeds, 5 of 6 learned)"
+        );
+        assert_eq!(words(Some(90.0), None, 2), "alibi reaches 90 tokens, trained at 64 (6 seeds, 2 of 6 learned)");
+        assert!(words(None, None, 2).contains("every length in some runs and none in others, trained at 64"));
+        let nothing = words(Some(0.0), None, 0);
+        assert_eq!(nothing, "no run of alibi, which answers most, has learned the task (6 seeds, 0 of 6 learned)");
+    }
 }

@@ -266,7 +266,8 @@ impl AnswerSetting {
 }
 
 /// A seed's accuracies by length.
-pub(super) type AccuracyByLength = BTreeMap<u64, f64>;
+/// Accuracies of a run by length.
+pub type AccuracyByLength = BTreeMap<u64, f64>;
 
 pub(super) fn tables<'a>(
     runs: &[&'a Run],
@@ -366,7 +367,7 @@ fn table(
     });
     let reaches: Vec<AnswerReach> = curves
         .iter()
-        .filter_map(|((_, name, window), seeds)| reach::reach((name, *window), seeds, ends, answers.chance))
+        .filter_map(|((_, name, window), seeds)| AnswerReach::of((name, *window), seeds, ends, answers.chance))
         .collect();
     let title = groups.iter().find(|known| known.id == group).map_or("", |group| &group.title);
     let title = if title.is_empty() { task.clone() } else { format!("{task}, {title}") } + sequences;

@@ -83,9 +83,54 @@ pub struct AnswerPair {
 }
 
 impl AnswerReach {
+    /// The reach of the runs of one encoding at all `lengths`, of which some must exceed the training length and one must not.
+    pub fn of(
+        name: RowName,
+        seeds: &BTreeMap<u64, AccuracyByLength>,
+        (train_len, lengths): (u64, &BTreeSet<u64>),
+        chance: f64,
+    ) -> Option<AnswerReach> {
+        let octaves: Vec<f64> = lengths.iter().map(|length| (*length as f64).log2()).collect();
+        let trained = lengths.iter().rposition(|length| *length <= train_len)?;
+        let whole = |(seed, curve): (&u64, &AccuracyByLength)| {
+            let accuracy: Option<Vec<f64>> = lengths.iter().map(|length| curve.get(length).copied()).collect();
+            Some((*seed, accuracy.filter(|all| all.iter().all(|share| share.is_finite()))?))
+        };
+        let (seeds, curves): (Vec<u64>, Vec<Vec<f64>>) = seeds.iter().filter_map(whole).unzip();
+        if curves.is_empty() || trained + 1 == octaves.len() {
+            return None;
+        }
+        let found = ModelReach::of(&octaves, &curves, trained, threshold(chance));
+        let of_seed = |((seed, curve), reach): ((&u64, &Vec<f64>), &crate::statistics::reach::Reach)| SeedReach {
+            seed: *seed,
+            tokens: reach.point.exp2(),
+            cell: reach.cell.map(|end| end.exp2().round()).to_vec(),
+            beyond: beyond(&octaves[trained..], &curve[trained..], chance),
+        };
+        let of_seeds: Vec<SeedReach> = seeds.iter().zip(&curves).zip(&found.seeds).map(of_seed).collect();
+        Some(AnswerReach {
+            encoding: name.0.to_owned(),
+            window: name.1,
+            n: curves.len(),
+            learned: found.learned,
+            tokens: found.median.map(f64::exp2),
+            tokens_low: found.interval.map(|interval| interval.low.exp2()),
+            tokens_high: found.interval.map(|interval| interval.high.exp2()),
+            beyond: of_seeds.iter().map(|seed| seed.beyond).sum::<f64>() / of_seeds.len() as f64,
+            seeds: of_seeds,
+        })
+    }
+
     /// Its row.
     pub fn name(&self) -> RowName<'_> {
         (&self.encoding, self.window)
+    }
+}
+
+impl SeedReach {
+    /// The logarithms to base 2 of the lengths before and after the reach.
+    pub fn octaves(&self) -> [f64; 2] {
+        [self.cell[0], self.cell[1]].map(f64::log2)
     }
 }
 
@@ -94,44 +139,6 @@ impl AnswerPair {
     pub fn is_significant(&self) -> bool {
         self.p_holm.is_some_and(|p| p < ALPHA)
     }
-}
-
-/// The reach of the runs of one encoding at all `lengths`, of which some must exceed the training length and one must not.
-pub(super) fn reach(
-    name: RowName,
-    seeds: &BTreeMap<u64, AccuracyByLength>,
-    (train_len, lengths): (u64, &BTreeSet<u64>),
-    chance: f64,
-) -> Option<AnswerReach> {
-    let octaves: Vec<f64> = lengths.iter().map(|length| (*length as f64).log2()).collect();
-    let trained = lengths.iter().rposition(|length| *length <= train_len)?;
-    let whole = |(seed, curve): (&u64, &AccuracyByLength)| {
-        let accuracy: Option<Vec<f64>> = lengths.iter().map(|length| curve.get(length).copied()).collect();
-        Some((*seed, accuracy.filter(|all| all.iter().all(|share| share.is_finite()))?))
-    };
-    let (seeds, curves): (Vec<u64>, Vec<Vec<f64>>) = seeds.iter().filter_map(whole).unzip();
-    if curves.is_empty() || trained + 1 == octaves.len() {
-        return None;
-    }
-    let found = ModelReach::of(&octaves, &curves, trained, threshold(chance));
-    let of_seed = |((seed, curve), reach): ((&u64, &Vec<f64>), &crate::statistics::reach::Reach)| SeedReach {
-        seed: *seed,
-        tokens: reach.point.exp2(),
-        cell: reach.cell.map(|end| end.exp2().round()).to_vec(),
-        beyond: beyond(&octaves[trained..], &curve[trained..], chance),
-    };
-    let of_seeds: Vec<SeedReach> = seeds.iter().zip(&curves).zip(&found.seeds).map(of_seed).collect();
-    Some(AnswerReach {
-        encoding: name.0.to_owned(),
-        window: name.1,
-        n: curves.len(),
-        learned: found.learned,
-        tokens: found.median.map(f64::exp2),
-        tokens_low: found.interval.map(|interval| interval.low.exp2()),
-        tokens_high: found.interval.map(|interval| interval.high.exp2()),
-        beyond: of_seeds.iter().map(|seed| seed.beyond).sum::<f64>() / of_seeds.len() as f64,
-        seeds: of_seeds,
-    })
 }
 
 /// Every pair of rows, tested and corrected together.

@@ -109,47 +109,86 @@ pub struct ReachInterval {
     pub n: usize,
 }
 
-/// The interval that the profile likelihood of the cells gives: every `mu` with `2 (l_max - l(mu)) <= n ln(1 + t^2 / (n - 1))`,
-/// `l(mu)` the largest log-likelihood over deviations of 2^-4 to 2^5 octaves and t Student's quantile of `n - 1` degrees of
-/// freedom at 0.975. Without censoring and with small cells that is the t interval of the mean. Cells without an end say nothing;
-/// absent below two others.
-pub fn profile_interval(cells: &[[f64; 2]]) -> Option<ReachInterval> {
-    let mut told: Vec<[f64; 2]> = cells.iter().copied().filter(|cell| cell.iter().any(|end| end.is_finite())).collect();
-    let n = told.len();
-    if n < 2 {
-        return None;
+/// What the cells of reaches, or of their differences, say about the centre: for every `mu` the largest log-likelihood over
+/// deviations of 2^-4 to 2^5 octaves.
+pub struct ReachProfile {
+    counted: Vec<([f64; 2], f64)>,
+    sigmas: Vec<f64>,
+    /// The first centre that is searched; others follow in steps.
+    first: f64,
+    searched: Vec<f64>,
+    n: usize,
+}
+
+impl ReachProfile {
+    /// Of cells, of which those without an end say nothing; absent below two others.
+    pub fn of(cells: &[[f64; 2]]) -> Option<ReachProfile> {
+        let mut told: Vec<[f64; 2]> =
+            cells.iter().copied().filter(|cell| cell.iter().any(|end| end.is_finite())).collect();
+        let n = told.len();
+        if n < 2 {
+            return None;
+        }
+        told.sort_by(|a, b| a[0].total_cmp(&b[0]).then(a[1].total_cmp(&b[1])));
+        let counted = told.chunk_by(|a, b| a == b).map(|same| (same[0], same.len() as f64)).collect();
+        let finite = || told.iter().flatten().copied().filter(|end| end.is_finite());
+        let [first, last] = [finite().fold(f64::INFINITY, f64::min), finite().fold(f64::NEG_INFINITY, f64::max)];
+        let steps = ((last - first + 2.0 * BEYOND) * STEPS).round() as usize;
+        let sigmas = (-32..=40).map(|eighth| (f64::from(eighth) / 8.0).exp2()).collect();
+        let mut profile = ReachProfile { counted, sigmas, first: first - BEYOND, searched: Vec::new(), n };
+        profile.searched = (0..=steps).map(|step| profile.at(profile.mu(step))).collect();
+        Some(profile)
     }
-    told.sort_by(|a, b| a[0].total_cmp(&b[0]).then(a[1].total_cmp(&b[1])));
-    let counted: Vec<([f64; 2], f64)> = told.chunk_by(|a, b| a == b).map(|same| (same[0], same.len() as f64)).collect();
-    let finite = || told.iter().flatten().copied().filter(|end| end.is_finite());
-    let [first, last] = [finite().fold(f64::INFINITY, f64::min), finite().fold(f64::NEG_INFINITY, f64::max)];
-    let steps = ((last - first + 2.0 * BEYOND) * STEPS).round() as usize;
-    let mu = |step: usize| first - BEYOND + step as f64 / STEPS;
-    let sigmas: Vec<f64> = (-32..=40).map(|eighth| (f64::from(eighth) / 8.0).exp2()).collect();
-    let best_at = |step: usize| {
+
+    fn mu(&self, step: usize) -> f64 {
+        self.first + step as f64 / STEPS
+    }
+
+    fn at(&self, mu: f64) -> f64 {
         let of = |sigma: &f64| -> f64 {
-            counted.iter().map(|(cell, count)| count * cell_probability(*cell, mu(step), *sigma).ln()).sum()
+            self.counted.iter().map(|(cell, count)| count * cell_probability(*cell, mu, *sigma).ln()).sum()
         };
-        sigmas.iter().map(of).fold(f64::NEG_INFINITY, f64::max)
-    };
-    let profile: Vec<f64> = (0..=steps).map(best_at).collect();
-    let largest = profile.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let within = |bound: f64| {
-        let kept = |(_, value): &(usize, &f64)| **value >= largest - bound;
-        let mut kept = profile.iter().enumerate().filter(kept).map(|(step, _)| step);
-        let first = kept.next().unwrap_or(0);
-        [first, kept.next_back().unwrap_or(first)]
-    };
-    let df = (n - 1) as f64;
-    let t = StudentsT::new(0.0, 1.0, df).expect("there is a degree of freedom").inverse_cdf(0.975);
-    let [low, high] = within(0.5 * n as f64 * (t * t / df).ln_1p());
-    let [flat_low, flat_high] = within(FLAT).map(mu);
-    Some(ReachInterval {
-        centre: 0.5 * (flat_low + flat_high),
-        low: if low == 0 { f64::NEG_INFINITY } else { mu(low) },
-        high: if high == steps { f64::INFINITY } else { mu(high) },
-        n,
-    })
+        self.sigmas.iter().map(of).fold(f64::NEG_INFINITY, f64::max)
+    }
+
+    fn largest(&self) -> f64 {
+        self.searched.iter().copied().fold(f64::NEG_INFINITY, f64::max)
+    }
+
+    /// Every `mu` with `2 (l_max - l(mu)) <= n ln(1 + t^2 / (n - 1))`, t Student's quantile of `n - 1` degrees of freedom at
+    /// 0.975. Without censoring and with small cells that is the t interval of the mean.
+    pub fn interval(&self) -> ReachInterval {
+        let largest = self.largest();
+        let within = |bound: f64| {
+            let kept = |(_, value): &(usize, &f64)| **value >= largest - bound;
+            let mut kept = self.searched.iter().enumerate().filter(kept).map(|(step, _)| step);
+            let first = kept.next().unwrap_or(0);
+            [first, kept.next_back().unwrap_or(first)]
+        };
+        let df = (self.n - 1) as f64;
+        let t = StudentsT::new(0.0, 1.0, df).expect("there is a degree of freedom").inverse_cdf(0.975);
+        let [low, high] = within(0.5 * self.n as f64 * (t * t / df).ln_1p());
+        let [flat_low, flat_high] = within(FLAT).map(|step| self.mu(step));
+        ReachInterval {
+            centre: 0.5 * (flat_low + flat_high),
+            low: if low == 0 { f64::NEG_INFINITY } else { self.mu(low) },
+            high: if high + 1 == self.searched.len() { f64::INFINITY } else { self.mu(high) },
+            n: self.n,
+        }
+    }
+
+    /// The two-sided p-value of a centre, which is below 0.05 just outside of the interval.
+    pub fn p_against(&self, mu: f64) -> f64 {
+        let at = self.at(mu);
+        let ratio = 2.0 * (self.largest().max(at) - at) / self.n as f64;
+        let t = (ratio.exp_m1() * (self.n - 1) as f64).sqrt();
+        super::two_sided_p(t, self.n - 1)
+    }
+}
+
+/// The interval that the profile likelihood of the cells gives, see [`ReachProfile::interval`].
+pub fn profile_interval(cells: &[[f64; 2]]) -> Option<ReachInterval> {
+    ReachProfile::of(cells).map(|profile| profile.interval())
 }
 
 /// What two encodings' reaches of one seed say about the difference of the first and the second.
@@ -239,6 +278,25 @@ mod tests {
             near(found.low, low) && near(found.high, high) && near(found.centre, test.mean_difference),
             "{found:?} {test:?}"
         );
+    }
+
+    #[test]
+    fn a_centre_outside_of_the_interval_has_a_small_p() {
+        let points = [7.1, 8.4, 8.0, 9.3, 7.7, 8.9];
+        let exact = ReachProfile::of(&points.map(|x| [x - 5e-3, x + 5e-3])).unwrap();
+        let test = super::super::t_test_of_differences(&points, 9.3).unwrap();
+        for mu in [6.5, 7.4, 8.0, 9.0, 10.0] {
+            // the deviation is one of a grid
+            let (found, expected) = (exact.p_against(mu), test.p_against(mu));
+            assert!((found / expected).ln().abs() < 0.05, "{mu}: {found} {expected}");
+        }
+        let censored = ReachProfile::of(&[[7.0, 8.0], [8.0, 9.0], [9.0, f64::INFINITY], [8.5, f64::INFINITY]]).unwrap();
+        let interval = censored.interval();
+        for (mu, is_outside) in [(interval.low - 0.1, true), (interval.low + 0.1, false), (interval.centre, false)] {
+            assert_eq!(censored.p_against(mu) < 0.05, is_outside, "{mu} {interval:?}");
+        }
+        let all = ReachProfile::of(&[[3.0, f64::INFINITY]; 6]).unwrap();
+        assert!(all.p_against(0.0) < 0.05 && all.p_against(30.0) > 0.99, "{}", all.p_against(0.0));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! `kerple compare`
 
 use super::report::write_and_print;
-use super::{slurm, step_line, stop_flag};
+use super::{compare_tasks, slurm, step_line, stop_flag};
 use crate::args::CompareArgs;
 use crate::command_error::{CommandError, CommandResult};
 use crate::output::{print_json, remarkln};
@@ -13,7 +13,7 @@ use kerple_lm::evaluate;
 use kerple_lm::ranks::Ranks;
 use kerple_lm::sweep::Shard;
 use kerple_lm::train;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 /// More seeds are a slip of the finger.
@@ -34,23 +34,44 @@ pub fn run(args: &CompareArgs, ranks: &Ranks) -> CommandResult {
             "give at least 1, e.g. --seeds 3",
         ));
     }
-    let request = args.evaluation.request(config.train.train_len, config.seed, config.data.task.is_some())?;
-    let comparison = Comparison {
-        encodings: encodings(&args.encodings)?,
-        layers: args.layers.clone(),
-        seeds: args.seeds,
-        request,
-        rope_scalings: args.rope_scaling.clone(),
-        out: args.out.clone(),
-        runtime: args.hardware.runtime_where(args.sharing.slurm.is_none())?.with_ranks(ranks.clone()),
-        config,
+    let encodings = encodings(&args.encodings)?;
+    let configs = match &args.tasks[..] {
+        [] => vec![(args.out.clone(), config)],
+        names => {
+            let of_tasks = compare_tasks::configs(names, &config)?;
+            of_tasks.into_iter().map(|(name, config)| (args.out.join(name), config)).collect()
+        }
     };
+    let runtime = args.hardware.runtime_where(args.sharing.slurm.is_none())?.with_ranks(ranks.clone());
+    let comparison = |(out, config): (PathBuf, RunConfig)| -> Result<Comparison, CommandError> {
+        Ok(Comparison {
+            encodings: encodings.clone(),
+            layers: args.layers.clone(),
+            seeds: args.seeds,
+            request: args.evaluation.request(config.train.train_len, config.seed, config.data.task.is_some())?,
+            rope_scalings: args.rope_scaling.clone(),
+            out,
+            runtime: runtime.clone(),
+            config,
+        })
+    };
+    let comparisons: Vec<Comparison> = configs.into_iter().map(comparison).collect::<Result<_, _>>()?;
     if let Some(array) = args.sharing.slurm {
         slurm::refuse_ranks(ranks)?;
         let pages = ["report".into(), (&args.out).into(), "--out".into(), args.out.join("report").into()];
         return slurm::write_and_print(&args.out, array, &pages);
     }
-    run_comparison(&comparison, args.sharing.shard.unwrap_or(Shard::WHOLE), &stop_flag(), args.json)?;
+    let (shard, stop) = (args.sharing.shard.unwrap_or(Shard::WHOLE), stop_flag());
+    if let [_, _, ..] = &comparisons[..] {
+        // what the last task refuses is refused before the first is trained
+        ranks.agree(comparisons.iter().try_for_each(|comparison| comparison.check(&stop)))?;
+    }
+    for comparison in &comparisons {
+        if !args.tasks.is_empty() && ranks.is_first() {
+            remarkln!("task: {}", comparison.out.display());
+        }
+        run_comparison(comparison, shard, &stop, args.json)?;
+    }
     if let Some(shard) = args.sharing.shard {
         remarkln!(
             "shard {shard} is done; when all shards are, run `kerple report {}` to write the report",
