@@ -76,7 +76,7 @@ impl Positional for PathConfig {
         Description {
             name: "PaTH",
             formula: "s = q_i.H_i .. H_(j+1) k_j / sqrt(D), H_t = I - beta_t w_t w_t', w = silu(conv(y W1 W2)) normed, \
-                beta = 2 sigmoid(y W3 + b); with `gate` z = s + c_i - c_j as FoX",
+                beta = 2 sigmoid(y W3 + b); with gate z = s + c_i - c_j as FoX",
             learned: "weight_in, weight_out, filters, strength_weight, strength_bias: R M + (R + conv) G D + G (M + 1) per \
                 layer; with `gate` H (M + 1) more",
             enters: "products of queries and keys of every layer",
