@@ -25,6 +25,9 @@ fn cases() -> Vec<Case> {
     ];
     let mut cases: Vec<Case> =
         masks.into_iter().flat_map(|mask| [long, square].map(|dims| sloped(plain(dims, mask, 60)))).collect();
+    // queries in front of every key
+    let wide = dims(2, 4, 2, 900, 700, 8);
+    cases.extend([Mask::CAUSAL, Mask::BIDIRECTIONAL].map(|mask| sloped(plain(wide, mask, 68))));
     let mut capped = sloped(plain(square, Mask::CAUSAL, 61));
     (capped.softcap, capped.sinks, capped.weight) = (Some(3.0), Some(vec![0.5; 4]), None);
     let mut padded = sloped(plain(square, Mask::CAUSAL, 62));
