@@ -113,7 +113,7 @@ fn tables_cost_a_few_numbers_for_each_position() {
     // the table again, and in the backward its gradient and the means; tiles and diagonal sums for each thread
     let (positions, threads) = (4 * heads * len, rayon::current_num_threads());
     assert!(forward < 5 * positions / 4 + threads * (192 << 10), "{forward} bytes forward");
-    assert!(backward < 13 * positions / 4 + threads * (448 << 10), "{backward} bytes; one head's scores are a GiB");
+    assert!(backward < 13 * positions / 4 + threads * (448 << 10), "{backward} bytes; one head's scores take a GiB");
 }
 
 #[test]
@@ -146,7 +146,7 @@ fn paths_cost_tiles_for_each_thread() {
     let view = View { data: &features[..], strides };
     let path = PathBias { queries: view, keys: view, width, slopes: &[0.5, 0.25] };
     let [forward, backward] = of_forward_and_backward(dims, ScoreTransform::Path(path), 0);
-    // tiles of scores, and rows of a few numbers each; one head's scores are a GiB
+    // tiles of scores, and rows of a few numbers each; one head's scores take a GiB
     let (tile, thread, threads) = (4 * heads * 128 * 64, 256 << 10, rayon::current_num_threads());
     assert!(forward < threads * (tile + thread), "{forward} bytes forward, a tile is {tile}");
     assert!(backward < threads * (4 * tile + thread), "{backward} bytes backward, a tile is {tile}");
@@ -168,7 +168,7 @@ fn householder_products_cost_rows_and_tiles_for_each_thread() {
     };
     let [forward, backward] = of_forward_and_backward(dims, ScoreTransform::Householder(path), 0);
     // four rows of 64 numbers for every token, eight in the backward, where a thread keeps the scores of a block of 64 queries and
-    // what becomes of these at every tile of 64 keys; one head's scores are a GiB
+    // what becomes of these at every tile of 64 keys; one head's scores take a GiB
     let (rows, of_block) = (4 * heads * len * 64 * 4, 4 * 64 * len * 2);
     let (thread, threads) = (1 << 20, rayon::current_num_threads());
     assert!(forward < rows + threads * thread, "{forward} bytes forward, rows are {rows}");

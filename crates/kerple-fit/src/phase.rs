@@ -8,7 +8,7 @@
 //!
 //! over a positive denominator. That is linear in t^2, so it is negative nowhere where it is not at t = 0 and for large t. By
 //! Bochner's theorem the wave is therefore a kernel of points on a line, strictly positive definite, if and only if
-//! `a cos(phi) >= w |sin(phi)|`. With another phase it is no kernel.
+//! `a cos(phi) >= w |sin(phi)|`. With another phase it is not a kernel.
 //!
 //! Kernel expressions have no phase: the fit says what a curve is, and no run starts from it.
 

@@ -1,7 +1,7 @@
 //! Curves of biases that depend on the query, as Inkling's: `b(d) = r . P[:, d]` with a row r of each query and head, and
 //! profiles `P [rank, distances]` of a layer.
 //!
-//! There is no curve of a head without a query. With rows the curves are those of the rows, which should be means over the
+//! Without a query a head has no curve. With rows the curves are those of the rows, which should be means over the
 //! queries of a text. Without, the profiles are the curves: factors, each of which a query multiplies by a number of its own.
 
 use super::tensors::{NumberTensor, numbers, only_tensor};

@@ -192,7 +192,7 @@ fn groups<'a>(heads: impl Iterator<Item = (&'a str, usize)>) -> Vec<HeadGroup> {
     let mut found: Vec<HeadGroup> = Vec::new();
     for (family, head) in heads {
         match found.iter_mut().find(|group| group.family == family) {
-            // a head with a curve for each direction is there once
+            // a head that has a curve for each direction counts once
             Some(group) if group.heads.contains(&head) => {}
             Some(group) => group.heads.push(head),
             None => found.push(HeadGroup { family: family.to_owned(), heads: vec![head] }),

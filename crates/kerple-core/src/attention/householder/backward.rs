@@ -406,7 +406,7 @@ impl<L: Lanes> BackwardCall<'_, L> {
         block.sum_over_rows((d_overlaps, TILE, TILE), (q, width), &mut own.directions, StoreMode::Accumulate);
     }
 
-    /// Writes the gradient in the queries of a head, 0 where they see nothing.
+    /// Writes the gradient in the queries of one head, 0 where they see nothing.
     fn store_d_q(&self, scratch: &BackwardScratch<L::Number>, of: BlockHead<L>, sees: bool) {
         let (TileLayout { head_dim, width }, block) = (self.prepared.layout, of.block);
         let DocumentSegment { row, first_query, .. } = self.inputs.problem.segment(of.segment);

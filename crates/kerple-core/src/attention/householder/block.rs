@@ -33,7 +33,7 @@ impl<T: Number> HouseholderInputs<'_, T> {
         (self.problem.dims.keys - self.problem.dims.queries) / TILE
     }
 
-    /// A block of a segment; `None` where its queries see nothing. No later block sees anything then.
+    /// A block of a segment, and whether its queries see anything.
     pub(super) fn block<L: Lanes<Number = T>>(&self, lanes: L, tile: usize) -> (QueryBlock<'_, L>, bool) {
         let offset = self.problem.dims.keys - self.problem.dims.queries;
         let tokens = self.tokens(tile);
@@ -52,7 +52,7 @@ impl<L: Lanes> QueryBlock<'_, L> {
         self.inputs.tokens(tile).len()
     }
 
-    /// Copies its rows of a head, `[rows, width]`.
+    /// Copies one head's rows, `[rows, width]`.
     pub(super) fn load(&self, view: View<L::Number>, head: usize, factor: L::Number, to: &mut [L::Number]) {
         let TileLayout { head_dim, width } = self.layout;
         let (from, stride) = (view.rows_from(0, head, self.first_query), view.strides.row);

@@ -7,7 +7,7 @@ use crate::cpu::lanes::{Lanes, SimdKernel};
 use crate::tiles::rows::{AddScaledRow, Dots};
 use crate::tiles::workers;
 
-/// Rewrites keys `[B, G, capacity, D]`: the first `held` of a head become `H_e .. H_s k_j`, where `s` is the first and `e` the last
+/// Rewrites keys `[B, G, capacity, D]`: the first `held` of each head become `H_e .. H_s k_j`, where `s` is the first and `e` the last
 /// token of `products`, and those of these tokens, which follow as they were projected, `H_e .. H_(j+1) k_j`. So each key is what a
 /// query at the position of the last token multiplies with. A few tokens rewrite all keys one after another; of more, a head's product
 /// is computed once, and time per token does not grow with the number of keys held.

@@ -27,7 +27,7 @@ const LEAST_ABOVE_CHANCE: f64 = 0.05;
 struct ArmReach {
     name: String,
     reach: AnswerReach,
-    /// Whether their mean at the training length is no guess.
+    /// Whether their mean at the training length is above guessing.
     is_above_chance: bool,
 }
 
