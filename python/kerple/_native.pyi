@@ -35,6 +35,7 @@ class Encoding:
     entry: str
     tables: tuple[bool, bool, bool]
     own: int
+    path_slopes: list[float]
     def __new__(
         cls, keys: str, heads: int, head_dim: int, train_len: int, d_model: int | None = None
     ) -> Encoding: ...
@@ -71,6 +72,18 @@ def attention_backward(
     made: list[ArrayLike | None],
 ) -> None: ...
 
+#: q, k, v; the name of what is between, its arrays, and slopes of a bias of paths; cumulative gates, sinks, number of keys of
+#: each sequence, packed documents.
+_ContentInputs = tuple[
+    ArrayLike, ArrayLike, ArrayLike, tuple[str, ArrayLike, ArrayLike | None, list[float]], ArrayLike | None, ArrayLike | None,
+    ArrayLike | None, ArrayLike | None,
+]  # fmt: skip
+
+def content_forward(rule: Rule, inputs: _ContentInputs, out: ArrayLike, lse: ArrayLike) -> None: ...
+def content_backward(
+    rule: Rule, inputs: _ContentInputs, saved: tuple[ArrayLike, ArrayLike, ArrayLike], made: list[ArrayLike | None]
+) -> None: ...
+
 class LinearRule:
     def __new__(
         cls, encoding: Encoding, features: str, count: int, causal: bool, noise: list[int], threads: int
@@ -94,6 +107,13 @@ def linear_backward(
     inputs: _LinearInputs,
     saved: tuple[ArrayLike, ArrayLike, ArrayLike],
     made: tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike, ArrayLike | None],
+) -> None: ...
+def linear_omega(rule: LinearRule, out: ArrayLike) -> None: ...
+def linear_form(rule: LinearRule) -> tuple[str, tuple[int, int, list[int], list[int], str | None, bool] | None]: ...
+def linear_noise(rule: LinearRule, of_gate: bool, first: int, out: ArrayLike) -> None: ...
+def linear_decay(rule: LinearRule, values: ArrayLike) -> tuple[int, list[float], list[float], list[float]]: ...
+def linear_decay_backward(
+    rule: LinearRule, values: ArrayLike, d_near: ArrayLike, d_weights: ArrayLike, d_values: ArrayLike
 ) -> None: ...
 def methods() -> list[tuple[str, dict[str, str]]]: ...
 def check_kernel(expression: str, points: str) -> tuple[bool, str, str]: ...

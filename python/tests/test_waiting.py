@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 pytest.importorskip("triton")
 
 import kerple.torch as kt  # noqa: E402
-from kerple.torch import _gpu, _ops, attention  # noqa: E402
+from kerple.torch import _gpu, _ops, attention, linear  # noqa: E402
 
 DEVICE = torch.device("meta")
 
@@ -138,7 +138,7 @@ def moved(module):
         torch.__future__.set_overwrite_module_params_on_conversion(kept)
 
 
-REFUSED = {"cope", "dape", "fire", "shaw", "transformer_xl", "xpos"}
+REFUSED = {"cope", "dape", "fire", "grape_ap", "path", "shaw", "transformer_xl", "wall", "xpos"}
 KINDS = [
     name for name in kt.__all__
     if isinstance(getattr(kt, name), type) and issubclass(getattr(kt, name), kt.Encoding) and name not in ("Encoding", "Kernel", "LinearAttention")
@@ -147,7 +147,8 @@ KINDS = [
 
 #: What modules compute from rows for themselves.
 OWN = {
-    "Fox": "gates", "Inkling": "relative", "KerplePositions": "positions", "RotaryPositions": "positions", "SelectiveRope": "angles"
+    "Fox": "gates", "Inkling": "relative", "KerplePositions": "positions", "RotaryPositions": "positions", "SelectiveRope": "angles",
+    "Wall": "feature_gates", "GrapeAp": "path_bias", "Path": "householder",
 }  # fmt: skip
 
 
@@ -236,6 +237,49 @@ def test_layers_of_transformers_do_not_wait(launched):
     passes = ["forward", "backward_dq", "backward_dkv"]
     assert launched == ["forward", "backward_dq", "fold", "backward_dkv", *passes, *passes]
     assert layer.query_key_value.weight.grad.device == DEVICE
+
+
+@pytest.mark.parametrize("kind", ["none", "rotary", "fox", "sine_spe", "conv_spe"])
+def test_linear_attention_does_not_wait(launched, kind):
+    """But for decays, whose learned numbers are read, and copies of what is drawn."""
+    layer = moved(kt.LinearAttention(kind, 2, 8, seed=0, count=8))
+    q, rows, lengths = empty(2, 2, 600, 8), empty(2, 600, 16), numbers(2)
+    for causal in (True, False) if kind != "fox" else (True,):
+        with NoWaiting():
+            gates = {"gates": layer.gates(rows)} if kind == "fox" else {}
+            layer(q, q, q, causal=causal, key_lengths=lengths, **gates).sum().backward()  # operations are not run on this device
+            options, features, values = layer._options(causal), empty(2, 2, 600, 16), empty(2, 2, 600, 9)
+            own = (features, features, values, layer._values(), gates.get("gates"), lengths, *options)
+            with torch.no_grad():
+                linear._sums_backward(linear._sums(*own), *own)
+    assert launched == [] and q.grad is not None and all(x.grad is not None for x in layer.parameters())
+
+
+def test_draws_of_linear_attention_are_copied_once(launched):
+    like, options = empty(1), kt.LinearAttention("none", 2, 8, seed=0, count=8)._options(True)
+    linear._kept.cache_clear()
+    linear._draw(like, "omega", 0, [8, 4], *options)  # the first call copies
+    with NoWaiting():
+        made = linear._draw(like, "omega", 0, [8, 4], *options)
+    assert made.device == DEVICE and made.shape == (8, 4)
+
+
+def test_the_key_of_draws_is_read_where_it_changed():
+    layer, reads = kt.LinearAttention("none", 2, 8, seed=0, count=8), []
+
+    class Counted(torch.Tensor):
+        def tolist(self):
+            reads.append(1)
+            return super().tolist()
+
+    layer.register_buffer("noise", layer.noise.as_subclass(Counted))
+    q = torch.randn(1, 2, 5, 8)
+    for _ in range(3):
+        layer(q, q, q)
+    assert len(reads) == 1
+    layer.noise[2] += 1
+    layer(q, q, q)
+    assert len(reads) == 2 and layer._noise[2] == 1
 
 
 def test_waiting_would_be_noticed():

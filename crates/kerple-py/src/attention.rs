@@ -21,10 +21,10 @@ use pyo3::prelude::*;
 #[pyclass(frozen, name = "Rule")]
 #[derive(Debug)]
 pub struct AttentionRule {
-    scale: f64,
-    mask: Mask,
-    softcap: Option<f64>,
-    threads: usize,
+    pub(crate) scale: f64,
+    pub(crate) mask: Mask,
+    pub(crate) softcap: Option<f64>,
+    pub(crate) threads: usize,
     /// The encoding of a score modification or of decaying products.
     encoding: Option<Py<PyEncoding>>,
     /// Decay rate of each feature's products with distance.

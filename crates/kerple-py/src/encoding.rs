@@ -235,6 +235,12 @@ impl PyEncoding {
         }
     }
 
+    /// Slopes of heads of a bias summed over the path; empty of other methods.
+    #[getter]
+    fn path_slopes(&self) -> Vec<f64> {
+        self.encoding.path_features(&self.geometry).map_or(Vec::new(), |features| features.slopes)
+    }
+
     /// Its description.
     fn describe(&self) -> PyResult<String> {
         serde_json::to_string(&self.encoding.method.description()).map_err(|e| PyValueError::new_err(e.to_string()))

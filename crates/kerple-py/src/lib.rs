@@ -9,6 +9,7 @@ mod array;
 mod attention;
 #[cfg(feature = "command")]
 mod command;
+mod content;
 mod dlpack;
 mod encoding;
 mod kernel;
@@ -45,10 +46,17 @@ fn _native(module: &Bound<PyModule>) -> PyResult<()> {
     module.add_class::<encoding::PyEncoding>()?;
     module.add_function(wrap_pyfunction!(attention::attention_forward, module)?)?;
     module.add_function(wrap_pyfunction!(attention::attention_backward, module)?)?;
+    module.add_function(wrap_pyfunction!(content::content_forward, module)?)?;
+    module.add_function(wrap_pyfunction!(content::content_backward, module)?)?;
     module.add_class::<linear::LinearRule>()?;
     module.add_class::<linear::LinearState>()?;
     module.add_function(wrap_pyfunction!(linear::linear_forward, module)?)?;
     module.add_function(wrap_pyfunction!(linear::linear_backward, module)?)?;
+    module.add_function(wrap_pyfunction!(linear::parts::linear_omega, module)?)?;
+    module.add_function(wrap_pyfunction!(linear::parts::linear_form, module)?)?;
+    module.add_function(wrap_pyfunction!(linear::parts::linear_noise, module)?)?;
+    module.add_function(wrap_pyfunction!(linear::parts::linear_decay, module)?)?;
+    module.add_function(wrap_pyfunction!(linear::parts::linear_decay_backward, module)?)?;
     module.add_function(wrap_pyfunction!(encoding::methods, module)?)?;
     module.add_function(wrap_pyfunction!(kernel::check_kernel, module)?)?;
     module.add_function(wrap_pyfunction!(run_folder::refuse_old_names, module)?)?;

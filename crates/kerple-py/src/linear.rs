@@ -1,6 +1,9 @@
 //! Linear attention on arrays of Python: features, stochastic codes, decays, and the state for
 //! decoding.
 
+pub mod parts;
+
+use self::parts::Drawn;
 use crate::array::{DType, Element, OptionalObject, PythonArray};
 use crate::encoding::PyEncoding;
 use crate::parts::packed_documents;
@@ -109,10 +112,10 @@ impl LinearRule {
         Err(PyValueError::new_err(message))
     }
 
-    fn stream(&self, purpose: u64) -> rand_chacha::ChaCha8Rng {
+    fn stream(&self, drawn: Drawn) -> rand_chacha::ChaCha8Rng {
         let [seed, draw, layer] = self.noise;
         // counted down from the end, where no row of a training step is
-        stream_at(seed, Purpose::Noise, [draw, u64::MAX - (layer << 2 | purpose)])
+        stream_at(seed, Purpose::Noise, [draw, u64::MAX - (layer << 2 | drawn as u64)])
     }
 
     fn made<T: Number>(&self, stored: &[Vec<f64>], dims: LinearAttentionDims, first: usize) -> LinearMaps<T> {
@@ -120,14 +123,15 @@ impl LinearRule {
         let plan = encoding.code(geometry);
         let width = plan.as_ref().map_or(dims.head_dim, |plan| plan.realisations());
         let code = plan.map(|plan| {
-            let mut code: DrawnCode<T> = plan.drawn(stored, [self.stream(0), self.stream(1)]).over(dims.len);
+            let mut code: DrawnCode<T> =
+                plan.drawn(stored, [self.stream(Drawn::Code), self.stream(Drawn::Gate)]).over(dims.len);
             code.hold(first..first.saturating_add(dims.len), MOST_HELD);
             code
         });
         let (features, guard): (Box<dyn FeatureMap<T>>, DenominatorGuard) = match self.features {
             LinearFeatures::Favor(count) => {
                 let size = [width, count / 2];
-                let omega = omega::orthogonal(size, omega::ColumnNorms::OfRows, &mut self.stream(2));
+                let omega = omega::orthogonal(size, omega::ColumnNorms::OfRows, &mut self.stream(Drawn::Omega));
                 (Box::new(Favor::new(&omega, size, FavorFeatures::BothSigns)), DenominatorGuard::Add(1e-6))
             }
             LinearFeatures::Relu => (Box::new(Pointwise::Relu { width, shift: 1e-3 }), DenominatorGuard::Nothing),
@@ -411,16 +415,11 @@ impl<T: Number> LinearMaps<T> {
         if let Some(code) = &self.code {
             return code.gradient(d_parameters);
         }
-        let mut sums: Vec<Vec<f64>> = call.stored.iter().map(|values| vec![0.0; values.len()]).collect();
-        if let Some((found, _)) = &self.fading {
-            for (slopes, d_table) in [&found.near_jacobian, &found.weight_jacobian].into_iter().zip(d_tables) {
-                let d_table: Vec<f64> = d_table.iter().map(|value| value.to_f64()).collect();
-                if let (Some(slopes), false) = (slopes, d_table.is_empty()) {
-                    slopes.backward(geometry.heads, &d_table, &mut sums);
-                }
-            }
-        }
-        sums
+        let Some((found, _)) = &self.fading else {
+            return call.stored.iter().map(|values| vec![0.0; values.len()]).collect();
+        };
+        let d_tables = d_tables.each_ref().map(|table| table.iter().map(|value| value.to_f64()).collect::<Vec<f64>>());
+        parts::decay_gradient(found, geometry.heads, &call.stored, d_tables.each_ref().map(Vec::as_slice))
     }
 }
 

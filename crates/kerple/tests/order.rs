@@ -43,7 +43,7 @@ const ORDERS: [(&str, &str); 13] = [
         "facts api_error stop list raw names hosts penalties prompts completion tokens choice answer worker connections routes",
     ),
     ("kerple", "command_error memory output exhausted args timing progress commands mpi ranks main"),
-    ("kerple-py", "threads dlpack array encoding kernel parts positions attention linear run_folder command"),
+    ("kerple-py", "threads dlpack array encoding kernel parts positions attention content linear run_folder command"),
 ];
 
 /// The one use upwards: a type of number brings its engines along, so that they are compiled once, where they are defined.

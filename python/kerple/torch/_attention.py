@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .._renamed import refuse_arguments
 from ._checks import HALF, check_device, check_tensor
+from ._content import attend_between, between_of, decay_sums
 from ._documents import documents_of, limits_of, positions_of, whole_numbers
 from ._gpu import DEVICES, dropout_bound, prefix_sums
 from ._ops import call
@@ -230,6 +231,17 @@ def attention(
             ``-r1 ln(1 + r2 u^p)``, and ``("spline", a_0 to a_M)`` is ``-a_0 u - sum of a_m min(u, 2^(m - 1))``
             with up to 24 knots. No parameter but a spline's may be 0, since gradients divide by them. Where
             positions coincide, k and an infinite derivative of it count as 0.
+        feature_gates: log gates of each feature, ``[B, H, K, D]``, at most 0 (Wall): the product of a feature of query
+            and key is multiplied by ``e^(P_i - P_j)``, where P sums the gates in float64. This argument and the next two
+            exclude each other, need ``causal`` and as many keys as queries or more, and are computed on the processor.
+            They combine with scale, softcap, a window, sinks, ``key_lengths`` and packed documents, and refuse the
+            other arguments by name. Feature gates take ``gates`` and ``sink_tokens`` too.
+        path_bias: ``(p, r, slopes)`` of a bias that every token between adds to (GRAPE-AP): the score of key j gains the
+            sum over n = j + 1 .. i of ``slope_h ln sigmoid(p_i . r_n / E)``. p is ``[B, H, Q, E]``, r ``[B, H, K, E]``, and
+            slopes are H numbers. Where documents are packed, sums stay within one.
+        householder: ``(w, beta)`` of products of matrices along the path (PaTH): the product of query and key is
+            ``q_i' H_i .. H_(j+1) k_j`` with ``H_t = I - beta_t w_t w_t'``. w is ``[B, G, K, D]`` and beta ``[B, G, K, 1]``, of key
+            heads. With ``gates`` it is PaTH-FoX.
         key_lengths: number of keys of each sequence, ``[B]``; later keys are padding.
         key_starts: the first key of each sequence, ``[B]``; earlier keys are padding. With two
             dimensions, ``[B, Q]``, it is the first key that each query may attend to.
@@ -270,6 +282,15 @@ def attention(
     """
     if unknown:
         refuse_arguments("attention", unknown)
+    if not (feature_gates is path_bias is householder is None):
+        beside_it = {
+            "bias": bias, "weight": weight, "relative": relative, "positions": positions, "position_kernel": position_kernel,
+            "key_starts": key_starts, "key_ends": key_ends, "dropout_p": dropout_p or None,
+        }  # fmt: skip
+        return attend_by_content(
+            q, k, v, (feature_gates, path_bias, householder), beside_it, gates, sinks, key_lengths, cu_seqlens, document_ids, scale, causal,
+            window, sink_tokens, softcap,
+        )  # fmt: skip
     if any(isinstance(x, Tensor) and x.is_nested for x in (q, k, v)):
         beside_documents = {
             "key_lengths": key_lengths, "key_starts": key_starts, "key_ends": key_ends, "cu_seqlens": cu_seqlens, "document_ids": document_ids,
@@ -339,6 +360,36 @@ def attend(
     )  # fmt: skip
     made = made if made.shape[3] == values else made[..., :values]
     return made if made.dtype == of else made.to(of)
+
+
+def attend_by_content(
+    q: Tensor, k: Tensor, v: Tensor, between: tuple[object, object, object], beside_it: dict[str, object], gates: Tensor | None,
+    sinks: Tensor | None, key_lengths: Tensor | Sequence[int] | None, cu_seqlens: object, document_ids: object, scale: float | None,
+    causal: bool, window: int | None, sink_tokens: int | None, softcap: float | None,
+) -> Tensor:  # fmt: skip
+    """:func:`attention` with feature gates, a bias of paths or Householder products."""
+    names = ("feature_gates", "path_bias", "householder")
+    name = next(name for name, value in zip(names, between, strict=True) if value is not None)
+    for other, value in beside_it.items():
+        if value is not None:
+            raise ValueError(f"{other}: {name} does not support it; leave it out")
+    if any(isinstance(x, Tensor) and x.is_nested for x in (q, k, v)):
+        raise ValueError(f"{name}: jagged tensors are not supported; give rows and cu_seqlens")
+    q, k, v = as_autocast(q, k, v)
+    of, dtype = check_qkv(q, k, v)
+    made = between_of(*between, q, dtype)
+    documents = documents_of(cu_seqlens, document_ids, k, None, key_lengths)
+    ends = whole_numbers("key_lengths", key_lengths, q.device)
+    if name == "feature_gates":
+        made = made._replace(first=decay_sums(made.first, k, q.shape[1], ends, documents, _RESET))
+    if q.shape[-1] == 0:
+        raise ValueError(f"q: expected [B, H, Q, D] with D at least 1, got shape {tuple(q.shape)}")
+    out = attend_between(
+        q.to(dtype), k.to(dtype), v.to(dtype), made, clocks_of(gates, q.shape[1], k, None, ends, documents), beside("sinks", sinks, q, dtype),
+        ends, documents, q.shape[-1] ** -0.5 if scale is None else float(scale), flag("causal", causal), _count("window", window, "all"),
+        _count("sink_tokens", sink_tokens, "none"), softcap,
+    )  # fmt: skip
+    return out.to(of)
 
 
 def _jagged_parts(name: str, x: object, shape: str = "[B, H, L, D]") -> tuple[Tensor, Tensor]:

@@ -1,4 +1,6 @@
-"""Maps of queries and keys before their product: rotations by content, PoPE and FoPE."""
+"""Maps of queries and keys before their product: rotations by content, PoPE and FoPE; and what tokens between them do to it,
+made of hidden states.
+"""
 
 from __future__ import annotations
 
@@ -60,9 +62,7 @@ def increments(
     parts = rows.unflatten(-1, (heads, -1))
     normed = (parts / (parts.square().sum(-1, keepdim=True) + 1e-6).sqrt()).flatten(-2)
     u = normed @ weight_in.to(rows.dtype) @ weight_out.to(rows.dtype)
-    taps = filters.shape[1]
-    padded = torch.nn.functional.pad(u, (0, 0, taps - 1, 0))
-    made = sum(padded[:, w : w + u.shape[1]] * filters[:, w].to(u.dtype) for w in range(taps))
+    made = convolved(u, filters, None)
     if bias is not None:
         made = made + bias.to(u.dtype).exp()
     made = made.unflatten(-1, (heads, -1))
@@ -70,3 +70,41 @@ def increments(
         weight, own = (x.to(rows.dtype) for x in gate)
         made = made * torch.sigmoid(normed @ weight + own)[..., None]
     return made[:, earlier:].transpose(1, 2)
+
+
+def convolved(x: Tensor, filters: Tensor, positions: Tensor | None) -> Tensor:
+    """``sum over w of f[c, w] x_(t - W + 1 + w)[c]`` of rows ``[B, L, C]``: tokens before the first, or in other documents where
+    there are ``positions`` ``[B, L]`` in these, are 0.
+    """
+    taps, made = filters.shape[1], 0.0
+    padded = torch.nn.functional.pad(x, (0, 0, taps - 1, 0))
+    for w in range(taps):
+        part = padded[:, w : w + x.shape[1]]
+        if positions is not None:
+            part = part.masked_fill((positions < taps - 1 - w)[..., None], 0.0)
+        made = made + part * filters[:, w].to(x.dtype)
+    return made
+
+
+def bounded(log_gates: Tensor, bound: float | None) -> Tensor:
+    """``bound (e^(g / bound) - 1)``, above ``-bound``."""
+    return log_gates if bound is None else bound * torch.expm1(log_gates / bound)
+
+
+def path_features(rows: Tensor, weight: Tensor, heads: int, positions: Tensor, relative: bool) -> tuple[Tensor, Tensor]:
+    """Features ``[B, H, L, E]`` of tokens at these positions ``[B or 1, L]``, as queries and as keys of a path."""
+    p = (rows @ weight.to(rows.dtype)).unflatten(-1, (heads, -1)).transpose(1, 2)
+    angles = positions.to(torch.float64)[:, None, :, None].expand(-1, -1, -1, p.shape[-1] // 2)
+    r = p / (p.square().mean(-1, keepdim=True) + torch.finfo(p.dtype).eps).sqrt()
+    return turned_by(p, angles) if relative else p, turned_by(r, angles)
+
+
+def householder_parts(
+    rows: Tensor, weights: tuple[Tensor, Tensor], filters: Tensor, strength: tuple[Tensor, Tensor], heads: int, positions: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Directions ``[B, H, L, D]`` of length 1 and strengths ``[B, H, L, 1]`` within 0 and 2."""
+    projected = rows @ weights[0].to(rows.dtype) @ weights[1].to(rows.dtype)
+    u = torch.nn.functional.silu(convolved(projected, filters, positions)).unflatten(-1, (heads, -1))
+    w = u / (u.square().sum(-1, keepdim=True) + 1e-6).sqrt()
+    beta = 2.0 * torch.sigmoid(rows @ strength[0].to(rows.dtype) + strength[1].to(rows.dtype))
+    return w.transpose(1, 2), beta.transpose(1, 2)[..., None]

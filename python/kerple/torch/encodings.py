@@ -9,6 +9,7 @@ A parameter may have a range. The raw value is trained, formulas use the value w
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -17,19 +18,15 @@ from torch import Tensor, nn
 from .. import _native, kernels
 from .._renamed import refuse_arguments
 from . import _closed_forms, _maps
-from ._attention import as_autocast, attend, check_qkv, relative_of, symmetric
+from ._attention import as_autocast, attend, attend_by_content, check_qkv, relative_of, symmetric
 from ._documents import documents_of, positions_of, whole_numbers
 from ._gpu import DEVICES, refuse_encoding
 from ._ops import encoding, encoding_key, table
 from ._positions import positions_of_logits, spline_parameters
 
 
-#: What encodings do that enter in these places.
-_NOT_IN_TORCH = {
-    "feature_gates": "gates every feature of queries and keys",
-    "path": "sums a bias over the tokens between query and key",
-    "householder": "transforms keys by the tokens between them and a query",
-}
+#: The method and argument of encodings that enter in these places.
+_BETWEEN = {"feature_gates": "feature_gates", "path": "path_bias", "householder": "householder"}
 
 
 class Encoding(nn.Module):
@@ -76,9 +73,6 @@ class Encoding(nn.Module):
         if not _linear and native.entry in ("embeddings", "code"):
             where = "the embeddings" if native.entry == "embeddings" else "linear attention, see LinearAttention"
             raise ValueError(f"kind = {kind!r} enters {where}, not the scores of attention")
-        if native.entry in _NOT_IN_TORCH:
-            what = _NOT_IN_TORCH[native.entry]
-            raise ValueError(f"kind = {kind!r} {what}, which kerple.torch does not compute; `kerple train` does")
         self.kind, self.heads, self.head_dim = kind, heads, head_dim
         self.d_model = heads * head_dim if d_model is None else d_model
         self.window, self.sink_tokens = native.window, native.sink_tokens
@@ -101,7 +95,9 @@ class Encoding(nn.Module):
         rates = native.rates()
         self.register_buffer("inv_freq", rates and torch.tensor(rates, dtype=torch.float64), persistent=False)
         #: Of a map of queries and keys, and whether its delta is clamped, or its other pairs do not turn.
-        self._map_flag = own.get("clamp_delta", own.get("zero_pad", False))
+        self._map_flag = own.get("clamp_delta", own.get("zero_pad", own.get("relative", False)))
+        self._path_slopes, self._bound = native.path_slopes, own.get("g_max")
+        self._gate_factor = head_dim**-0.5 if own.get("gate_scale") == "inside" else 1.0
         rates = native.map_rates()
         self.register_buffer("map_freq", rates and torch.tensor(rates, dtype=torch.float64), persistent=False)
         #: What GPUs compute the tables from.
@@ -275,12 +271,84 @@ class Encoding(nn.Module):
         Raises:
             ValueError: the method has no gates, or the hidden states have another width.
         """
-        if self._entry != "gates":
+        names = {"gates": ("weight", "bias"), "feature_gates": ("scalar_weight", "scalar_bias"), "householder": ("gate_weight", "gate_bias")}
+        weight_name, bias_name = names.get(self._entry, ("", ""))
+        if bias_name not in self._names:
             raise ValueError(f"kind = {self.kind!r} with these keys makes no gates, 'fox' does")
         self._check_rows(rows)
-        bias = self.bias.to(rows.dtype)
-        logits = rows @ self.weight.to(rows.dtype) + bias if "weight" in self._names else bias.expand(*rows.shape[:2], -1)
-        return nn.functional.logsigmoid(logits.to(torch.promote_types(logits.dtype, torch.float32))).transpose(1, 2)
+        bias = getattr(self, bias_name).to(rows.dtype)
+        logits = rows @ getattr(self, weight_name).to(rows.dtype) + bias if weight_name in self._names else bias.expand(*rows.shape[:2], -1)
+        made = nn.functional.logsigmoid(logits.to(torch.promote_types(logits.dtype, torch.float32))).transpose(1, 2)
+        return made if self._gate_factor == 1.0 else made * self._gate_factor
+
+    def _refuse_unless(self, entry: str, kind: str) -> None:
+        if self._entry != entry:
+            raise ValueError(f"kind = {self.kind!r} makes no {_BETWEEN[entry]}, {kind!r} does")
+
+    def feature_gates(self, rows: Tensor) -> Tensor:
+        """Log gates ``[B, H, L, D]`` of each feature of hidden states ``[B, L, M]``, what ``forward`` takes as ``feature_gates``.
+
+        Raises:
+            ValueError: the method has no gates of features, or the hidden states have another width.
+        """
+        self._refuse_unless("feature_gates", "wall")
+        self._check_rows(rows)
+        weights = [self.weight] if "weight" in self._names else [self.weight_in, self.weight_out]
+        logits = rows
+        for weight in weights:
+            logits = logits @ weight.to(rows.dtype)
+        logits = (logits + self.bias.to(rows.dtype)).to(torch.promote_types(rows.dtype, torch.float32))
+        made = _maps.bounded(nn.functional.logsigmoid(logits), self._bound)
+        return made.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+    def path_bias(
+        self, rows: Tensor, *, first: int = 0, cu_seqlens: Tensor | None = None, document_ids: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, list[float]]:
+        """Features p and r, ``[B, H, L, E]``, of hidden states ``[B, L, M]``, and slopes: what ``forward`` takes as ``path_bias``.
+
+        Args:
+            first: number of tokens before these, in decoding, where r of all keys is needed.
+            cu_seqlens, document_ids: packed documents, as for ``forward``: positions count from the first token of each.
+
+        Raises:
+            ValueError: the method has no bias over paths, or the hidden states have another width.
+        """
+        self._refuse_unless("path", "grape_ap")
+        self._check_rows(rows)
+        positions = self._positions_in_documents(rows, cu_seqlens, document_ids)
+        if positions is None:
+            positions = torch.arange(first, first + rows.shape[1], device=rows.device)[None]
+        return *_maps.path_features(rows, self.weight, self.heads, positions, self._map_flag), self._path_slopes
+
+    def householder(
+        self, rows: Tensor, *, before: Tensor | None = None, cu_seqlens: Tensor | None = None, document_ids: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Directions w, ``[B, H, L, D]``, and strengths beta, ``[B, H, L, 1]``, of hidden states ``[B, L, M]``: what ``forward``
+        takes as ``householder``.
+
+        Args:
+            before: the last hidden states before these, as many as the convolution reads, ``[B, conv - 1, M]``, in decoding, where w and
+                beta of all keys are needed.
+            cu_seqlens, document_ids: packed documents, as for ``forward``: convolutions begin with each of them.
+
+        Raises:
+            ValueError: the method has no such products, or the hidden states have another width.
+        """
+        self._refuse_unless("householder", "path")
+        self._check_rows(rows)
+        positions = self._positions_in_documents(rows, cu_seqlens, document_ids)
+        earlier = 0 if before is None else before.shape[1]
+        if earlier > 0 and positions is not None:
+            raise ValueError("before: packed documents have no tokens before these; give one of the two")
+        rows = rows if before is None else torch.cat([before.to(rows.dtype), rows], 1)
+        parts = _maps.householder_parts(
+            rows, (self.weight_in, self.weight_out), self.filters, (self.strength_weight, self.strength_bias), self.heads, positions
+        )
+        return tuple(part[:, :, earlier:] for part in parts)
+
+    @staticmethod
+    def _positions_in_documents(rows: Tensor, cu_seqlens: Tensor | None, document_ids: Tensor | None) -> Tensor | None:
+        return positions_of(documents_of(cu_seqlens, document_ids, rows[:, None], None, None), rows.shape[1])
 
     def relative(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Rows ``r``, ``[B, H, L, R]``, of hidden states ``[B, L, M]``, and profiles ``P``, ``[R, E]``: what
@@ -413,6 +481,9 @@ class Encoding(nn.Module):
         relative: tuple[Tensor, Tensor] | None = None,
         positions: Tensor | None = None,
         angles: Tensor | None = None,
+        feature_gates: Tensor | None = None,
+        path_bias: tuple[Tensor, Tensor, Sequence[float]] | None = None,
+        householder: tuple[Tensor, Tensor] | None = None,
         key_lengths: Tensor | None = None,
         key_starts: Tensor | None = None,
         key_ends: Tensor | None = None,
@@ -427,9 +498,29 @@ class Encoding(nn.Module):
         """
         if unknown:
             refuse_arguments("Encoding.forward", unknown)
+        between = {"feature_gates": feature_gates, "path_bias": path_bias, "householder": householder}
+        own = _BETWEEN.get(self._entry)
+        for name, value in between.items():
+            if name == own and value is None:
+                raise ValueError(f"{name}: there is none; make it of the rows that q and k are made of, with `{name}(rows)`")
+            if name != own and value is not None:
+                kind = {"feature_gates": "wall", "path_bias": "grape_ap", "householder": "path"}[name]
+                raise ValueError(f"{name}: kind = {self.kind!r} does not take it, {kind!r} does; or use kerple.torch.attention")
+        of_heads = self._entry == "gates" or {"scalar_bias", "gate_bias"} & set(self._names)
+        if own is not None and q.device.type in DEVICES:
+            refuse_encoding(self._key, q.device)
+        if own is not None and not (of_heads and gates is None):
+            beside_it = {
+                "relative": relative, "positions": positions, "angles": angles, "key_starts": key_starts, "key_ends": key_ends,
+                "dropout_p": dropout_p or None,
+            }  # fmt: skip
+            return attend_by_content(
+                q, k, v, tuple(between.values()), beside_it, gates, sinks, key_lengths, cu_seqlens, document_ids, scale, causal, self.window,
+                self.sink_tokens, softcap,
+            )  # fmt: skip
         q, k, v = as_autocast(q, k, v)
         of, dtype = check_qkv(q, k, v)
-        if self._entry == "gates" and gates is None:
+        if of_heads and gates is None:
             raise ValueError("gates: there are none; make them of the rows that q and k are made of, with `gates(rows)`")
         if self._entry == "relative" and relative is None:
             raise ValueError("relative: there is none; make it of the rows that q and k are made of, with `relative(rows)`")
@@ -739,6 +830,51 @@ class Inkling(_Named):
     """
 
     kind = "inkling"
+
+
+class Wall(_Named):
+    """Features that forget by gates of their own: products ``q_if k_jf e^(P_if - P_jf)``, P running sums of ``ln sigmoid(y W + b)``.
+    flash-linear-attention 0.6.0.
+
+    ::
+
+        wall = Wall(heads=8, head_dim=64)
+        out = wall(q, k, v, feature_gates=wall.feature_gates(rows))    # rows: [B, L, 512], what q and k are made of
+
+    ``rank`` projects through fewer numbers, ``g_max`` bounds gates, and ``scalar_gate=True`` adds a gate of each head, which ``forward``
+    takes as ``gates=wall.gates(rows)``.
+    """
+
+    kind = "wall"
+
+
+class GrapeAp(_Named):
+    """``b_ij``, the sum over tokens n from j + 1 to i of ``slope ln sigmoid(p_i . r_n / E)``. arXiv:2512.07805.
+
+    ::
+
+        grape = GrapeAp(heads=8, head_dim=64)
+        out = grape(q, k, v, path_bias=grape.path_bias(rows))    # rows: [B, L, 512], what q and k are made of
+
+    As published only r turns with its position; ``relative=True`` turns p too, so that only distances matter.
+    """
+
+    kind = "grape_ap"
+
+
+class Path(_Named):
+    """``s_ij = q_i' H_i .. H_(j+1) k_j``, ``H_t = I - beta_t w_t w_t'`` made of each token (PaTH). Yang et al. 2025, arXiv:2505.16381.
+
+    ::
+
+        path = Path(heads=8, head_dim=64)
+        out = path(q, k, v, householder=path.householder(rows))    # rows: [B, L, 512], what q and k are made of
+
+    ``gate=True`` adds gates (PaTH-FoX), which ``forward`` takes as ``gates=path.gates(rows)``. There are as many heads of keys as of
+    queries; :func:`attention` takes fewer.
+    """
+
+    kind = "path"
 
 
 class Kernel(Encoding):

@@ -93,7 +93,7 @@ pub enum LinearMask {
 /// What keeps the denominator from 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum DenominatorGuard {
-    /// Nothing. A row whose denominator is 0 gives zeros.
+    /// Nothing. A row whose denominator is 0 gives zeros, and so does one below the smallest normal number, whose reciprocal may be infinite.
     #[default]
     Nothing,
     /// This much is added (fast-transformers: 1e-6).
@@ -105,6 +105,7 @@ pub enum DenominatorGuard {
 impl DenominatorGuard {
     fn apply<T: Number>(self, sum: T) -> T {
         match self {
+            DenominatorGuard::Nothing if sum > -T::MIN_POSITIVE && sum < T::MIN_POSITIVE => T::ZERO,
             DenominatorGuard::Nothing => sum,
             DenominatorGuard::Add(epsilon) => sum + T::from_f64(epsilon),
             DenominatorGuard::Small(epsilon) if sum.to_f64().abs() <= epsilon => sum + T::from_f64(2.0 * epsilon),

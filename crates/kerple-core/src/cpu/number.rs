@@ -42,6 +42,8 @@ pub trait Number:
     const NEG_INFINITY: Self;
     /// The lowest finite value; its negative is the largest.
     const LOWEST: Self;
+    /// The smallest positive normal value.
+    const MIN_POSITIVE: Self;
     /// [`Number::exp`] is 0 below it.
     const EXP_IS_ZERO_BELOW: f64;
 
@@ -79,6 +81,7 @@ macro_rules! number {
             const ONE: $type = 1.0;
             const NEG_INFINITY: $type = $type::NEG_INFINITY;
             const LOWEST: $type = $type::MIN;
+            const MIN_POSITIVE: $type = $type::MIN_POSITIVE;
             const EXP_IS_ZERO_BELOW: f64 = $lowest;
 
             #[inline(always)]

@@ -54,13 +54,13 @@ pub(super) struct Coded<'a, T> {
 }
 
 impl<'a, T: Number> Coded<'a, T> {
-    /// `None` where the first map is no code.
+    /// `None` where the first map is no code, or no sequence is there to share it.
     pub(super) fn new(
         problem: &'a LinearAttentionProblem<'a, T>,
         inputs: LinearAttentionInputs<'a, T>,
         first: usize,
     ) -> Option<Coded<'a, T>> {
-        let code = problem.maps.first()?.code()?;
+        let code = problem.maps.first()?.code().filter(|_| problem.dims.batch > 0)?;
         Some(Coded { problem, code, inputs, first })
     }
 

@@ -426,6 +426,41 @@ fn what_sees_nothing_gives_zeros() {
 }
 
 #[test]
+fn calls_without_sequences_or_positions_have_no_outputs() {
+    for (batch, len) in [(0, 5), (2, 0)] {
+        let dims = LinearAttentionDims { batch, heads: HEADS, len, head_dim: D, value_dim: 2 };
+        for (name, maps) in maps::<f64>() {
+            for reach in [LinearMask::Causal, LinearMask::Bidirectional] {
+                let case =
+                    Case { dims, reach, lengths: None, guard: DenominatorGuard::Nothing, decays: true, naive: false };
+                let found = run(&case, &maps.all(), &values(dims));
+                assert!(found.iter().flatten().all(|x| *x == 0.0), "{name}: {found:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn padding_too_far_from_keys_for_normal_numbers_gives_zeros() {
+    // e^(-0.1 d) of f32 is subnormal from d = 873 to 1039, where its reciprocal is infinite
+    let (dims, rate) = (LinearAttentionDims { batch: 1, heads: HEADS, len: 1300, head_dim: D, value_dim: 2 }, 0.1);
+    let alike = |count: usize| vec![1.0; HEADS * count];
+    let near = (0..HEADS * NEAR).map(|at| (-rate * (at % NEAR) as f64).exp()).collect();
+    let values = Values { near, rates: vec![rate; HEADS], weights: alike(1), ..values_of(dims, (NEAR, 1)) };
+    let maps = [&Pointwise::Relu { width: D, shift: 1e-3 } as &dyn FeatureMap<f32>];
+    for (reach, guard, naive) in [LinearMask::Causal, LinearMask::Bidirectional].into_iter().flat_map(|reach| {
+        let guards = [DenominatorGuard::Nothing, DenominatorGuard::Add(1e-6)];
+        guards.into_iter().flat_map(move |guard| [false, true].map(|naive| (reach, guard, naive)))
+    }) {
+        let case = Case { dims, reach, lengths: Some(&[100]), guard, decays: true, naive };
+        let found = run::<f32>(&case, &maps, &values);
+        assert!(found.iter().flatten().all(|x| x.is_finite()), "{reach:?}, {guard:?}, naive: {naive}");
+        let beyond = &found[0][2 * 1200..2 * 1300];
+        assert!(beyond.iter().all(|x| x.abs() < 1e-30), "{beyond:?}");
+    }
+}
+
+#[test]
 fn sums_of_a_million_positions_stay_accurate() {
     // one head, one slow rate and one fast; the sums of ones are known: sum over d of exp(-rate d)
     let dims = LinearAttentionDims { batch: 1, heads: 1, len: 4096, head_dim: 1, value_dim: 1 };
