@@ -26,7 +26,7 @@ def random(*shape):
 def made(kind, batch=2, heads=4, kv_heads=2, queries=40, keys=40, features=8, width=6):
     """Queries, keys, values and what is between, with gradients."""
     q, k, v = random(batch, heads, queries, features), random(batch, kv_heads, keys, features), random(batch, kv_heads, keys, features)
-    if kind == "feature_gates":
+    if kind == "decays":
         between = [-random(batch, heads, keys, features).abs() * 0.2]
     elif kind == "path_bias":
         between = [random(batch, heads, queries, width), random(batch, heads, keys, width)]
@@ -41,7 +41,7 @@ SLOPES = [0.5, 0.25, 0.125, 0.0625]
 
 def argument(kind, between):
     """As `attention` takes it."""
-    return {kind: between[0] if kind == "feature_gates" else (*between, SLOPES) if kind == "path_bias" else tuple(between)}
+    return {kind: between[0] if kind == "decays" else (*between, SLOPES) if kind == "path_bias" else tuple(between)}
 
 
 def dense(kind, q, k, v, *between, gates=None, sinks=None, window=None, sink_tokens=0, softcap=None, scale=None, key_lengths=None, document_ids=None):
@@ -50,7 +50,7 @@ def dense(kind, q, k, v, *between, gates=None, sinks=None, window=None, sink_tok
     group = heads // k.shape[1]
     i, j = torch.arange(queries)[:, None] + keys - queries, torch.arange(keys)
     k_of, v = (x.repeat_interleave(group, 1) for x in (k, v))
-    if kind == "feature_gates":
+    if kind == "decays":
         sums = between[0].cumsum(2)
         factors = (sums[:, :, i[:, 0], None] - sums[:, :, None]).clamp(max=0.0).exp()
         s = (q[:, :, :, None] * k_of[:, :, None] * factors).sum(-1)
@@ -90,7 +90,7 @@ def dense(kind, q, k, v, *between, gates=None, sinks=None, window=None, sink_tok
     return weights @ v
 
 
-KINDS = ["feature_gates", "path_bias", "householder"]
+KINDS = ["decays", "path_bias", "householder"]
 SETTINGS = {
     "plain": {}, "one head of keys": {"kv_heads": 1}, "as many": {"kv_heads": 4}, "scaled and capped": {"scale": 0.7, "softcap": 1.5},
     "window": {"window": 7}, "sinks": {"sinks": True, "window": 11}, "padding": {"key_lengths": torch.tensor([40, 23])},
@@ -107,7 +107,7 @@ SIZES = ("batch", "heads", "kv_heads", "queries", "keys")
 @pytest.mark.parametrize("kind", KINDS)
 def test_outputs_and_gradients_are_those_of_the_definition(kind, setting):
     options = dict(SETTINGS[setting])
-    if (kind == "path_bias" and "gates" in options) or (kind != "feature_gates" and "sink_tokens" in options):
+    if (kind == "path_bias" and "gates" in options) or (kind != "decays" and "sink_tokens" in options):
         pytest.skip("refused by name, see below")
     leaves = made(kind, **{name: options.pop(name) for name in SIZES if name in options})
     q, k = leaves[:2]
@@ -120,11 +120,11 @@ def test_outputs_and_gradients_are_those_of_the_definition(kind, setting):
         learned.append(options["gates"])
     got = attention(*leaves[:3], **argument(kind, leaves[3:]), **options)
     want = dense(kind, *leaves, **options)
-    rows = torch.ones(want.shape[:3], dtype=torch.bool)
-    if "key_lengths" in options:  # queries of padding see what the definition says too
-        rows = rows & (torch.arange(q.shape[2]) < 40)[None, None]
-    torch.testing.assert_close(got[rows], want[rows], rtol=0, atol=1e-12)
     up = random(*want.shape)
+    if "key_lengths" in options:  # what is between padding is not read
+        padding = (torch.arange(q.shape[2]) >= options["key_lengths"][:, None])[:, None, :, None]
+        got, want, up = (x.masked_fill(padding, 0.0) for x in (got, want, up))
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
     for one, two in zip(
         torch.autograd.grad((got * up).sum(), learned), torch.autograd.grad((want * up).sum(), learned), strict=True
     ):
@@ -137,12 +137,13 @@ def test_gradcheck_and_opcheck(kind):
 
     def call(*leaves):
         between = leaves[3:]
-        own = {kind: between[0] if kind == "feature_gates" else (*between, SLOPES[:2]) if kind == "path_bias" else between}
+        own = {kind: between[0] if kind == "decays" else (*between, SLOPES[:2]) if kind == "path_bias" else between}
         return attention(*leaves[:3], **own, softcap=2.0)
 
     assert torch.autograd.gradcheck(call, leaves)
     q, k, v, first, *second = leaves
     slopes = SLOPES[:2] if kind == "path_bias" else []
+    first = first.cumsum(2) if kind == "decays" else first  # the operation takes sums
     operands = (q, k, v, first, second[0] if second else None, None, None, None, None, kind, slopes, 0.5, True, None, None, None)
     registry.opcheck(torch.ops.kerple.content_attention.default, operands)
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
@@ -193,7 +194,7 @@ def of_case(case, params):
             told["gates"] = params["g"] * (static["scale"] if static["gate_scale"] == "inside" else 1.0)
     elif "p" in params:
         p = params["p"]
-        turn = torch.arange(p.shape[2], dtype=torch.float64)[:, None].expand(-1, p.shape[3] // 2)
+        turn = -torch.arange(p.shape[2], dtype=torch.float64)[:, None].expand(-1, p.shape[3] // 2)
         r = turned_by(p / (p.square().mean(-1, keepdim=True) + static["rms_eps"]).sqrt(), turn)
         queries = (turned_by(p, turn) if static.get("relative") else p)[:, :, static["L"] - static["Q"] :]
         told["path_bias"] = (queries, r, kt.GrapeAp(p.shape[1], 8)._path_slopes)
@@ -202,7 +203,7 @@ def of_case(case, params):
         if "W" in params:
             logits = (params["y"] @ params["W"].T + params["b"]).unflatten(-1, (static["H"], -1)).transpose(1, 2)
         gates = params["g"] if logits is None else bounded(logsigmoid(logits), static.get("g_max"))
-        told["feature_gates"] = gates.repeat_interleave(static["H"] // gates.shape[1], 1)
+        told["decays"] = gates.repeat_interleave(static["H"] // gates.shape[1], 1)
         if "a_scalar" in params:
             told["gates"] = logsigmoid(params["a_scalar"])
     if "sigma" in params:
@@ -225,7 +226,7 @@ def test_reference_values(case):
     out.backward(inputs["dout"])
     got = {"out": out, **{f"grad_{name}": x.grad for name, x in leaves.items()}}
     for name, value in want.items():
-        torch.testing.assert_close(got[name], value, **{key: case["tolerance"]["f64_arrays"][key] for key in ("rtol", "atol")}, msg=f"{case['id']}: {name}")
+        torch.testing.assert_close(got[name], value, **{key: case["tolerance"]["f64_arrays"][key] for key in ("rtol", "atol")}, msg=lambda text, name=name: f"{name}: {text}")
 
 
 @pytest.mark.parametrize(
@@ -234,12 +235,12 @@ def test_reference_values(case):
         ("path_bias", {"gates": torch.zeros(2, 4, 40, dtype=torch.float64)}, ValueError, "gates: path_bias does not support them"),
         ("path_bias", {"window": 5, "sink_tokens": 2}, ValueError, "sink_tokens: path_bias does not support first tokens"),
         ("householder", {"window": 5, "sink_tokens": 2}, ValueError, "sink_tokens: householder does not support first tokens"),
-        ("feature_gates", {"causal": False}, ValueError, "causal = False: feature_gates is for causal attention"),
+        ("decays", {"causal": False}, ValueError, "causal = False: decays is for causal attention"),
         ("householder", {"bias": torch.zeros(4, 40)}, ValueError, "bias: householder does not support it"),
-        ("feature_gates", {"dropout_p": 0.1}, ValueError, "dropout_p: feature_gates does not support it"),
-        ("feature_gates", {"key_starts": [0, 1]}, ValueError, "key_starts: feature_gates does not support it"),
+        ("decays", {"dropout_p": 0.1}, ValueError, "dropout_p: decays does not support it"),
+        ("decays", {"key_starts": [0, 1]}, ValueError, "key_starts: decays does not support it"),
         ("householder", {"key_lengths": [1, 41]}, ValueError, "key_lengths[1] = 41 is out of range"),
-        ("feature_gates", {"path_bias": (0, 0, [])}, ValueError, "feature_gates and path_bias exclude each other"),
+        ("decays", {"path_bias": (0, 0, [])}, ValueError, "decays and path_bias exclude each other"),
         ("householder", {"window": 0}, ValueError, "window"),
     ],
 )
@@ -251,13 +252,13 @@ def test_what_does_not_fit_is_refused_in_words(kind, options, error, words):
 
 
 def test_wrong_parts_are_refused_in_words():
-    q, k, v, gates = made("feature_gates")
+    q, k, v, gates = made("decays")
     for value, words in (
-        (gates.abs() + 1, "must be at most 0"), (gates[:, :2], "feature_gates: expected [B, H, K, D] = [2, 4, 40, 8]"),
-        ([0.0], "feature_gates: expected a torch.Tensor"), (gates * float("nan"), "must be at most 0"),
+        (gates.abs() + 1, "must be at most 0"), (gates[:, :2], "decays: expected [B, H, K, D] = [2, 4, 40, 8]"),
+        ([0.0], "decays: expected a torch.Tensor"), (gates * float("nan"), "must be at most 0"),
     ):  # fmt: skip
         with pytest.raises((TypeError, ValueError)) as caught:
-            attention(q, k, v, feature_gates=value)
+            attention(q, k, v, decays=value)
         assert words in str(caught.value), str(caught.value)
     _, _, _, p, r = made("path_bias")
     for value, words in (
@@ -279,38 +280,44 @@ def test_wrong_parts_are_refused_in_words():
 
 MODULES = [
     (kt.Wall, {}), (kt.Wall, {"rank": 3, "g_max": 0.86, "scalar_gate": True}), (kt.GrapeAp, {}), (kt.GrapeAp, {"features": 4, "relative": True}),
+    (kt.SelectiveRope, {"decay": True, "scalar_gate": True, "rank": 3}),
     (kt.Path, {"rank": 3}), (kt.Path, {"rank": 4, "conv": 2, "gate": True}), (kt.Path, {"gate": True, "gate_scale": "inside"}),
 ]  # fmt: skip
-ARGUMENT = {kt.Wall: "feature_gates", kt.GrapeAp: "path_bias", kt.Path: "householder"}
+ARGUMENT = {kt.Wall: "decays", kt.SelectiveRope: "decays", kt.GrapeAp: "path_bias", kt.Path: "householder"}
 
 
 def told(layer, rows, **options):
     """The arguments that a layer makes of its rows."""
     name = ARGUMENT[type(layer)]
-    of_documents = {key: value for key, value in options.items() if name != "feature_gates"}
+    of_documents = {key: value for key, value in options.items() if name != "decays"}
     given = {name: getattr(layer, name)(rows, **of_documents)}
-    if {"scalar_bias", "gate_bias"} & set(layer._names):
+    if layer._gates_of_heads()[1] in layer._names:
         given["gates"] = layer.gates(rows)
+    if isinstance(layer, kt.SelectiveRope):
+        given["angles"] = layer.angles(rows)
     return given
 
 
 @pytest.mark.parametrize(("make", "keys"), MODULES)
 def test_modules_compute_their_formulas(make, keys):
-    layer = make(3, 4, d_model=10, seed=5, dtype=torch.float64, **keys)
+    layer = make(3, 4, d_model=12, seed=5, dtype=torch.float64, **keys)
     with torch.no_grad():  # far from their start
         for x in layer.parameters():
             x.add_(0.3 * torch.randn_like(x))
-    rows = random(2, 25, 10)
+    rows = random(2, 25, 12)
     given = told(layer, rows)
     if make is kt.Wall:
         weight = layer.weight if not keys else layer.weight_in @ layer.weight_out
         gates = logsigmoid(rows @ weight + layer.bias)
         gates = gates if not keys else 0.86 * (torch.exp(gates / 0.86) - 1)
-        torch.testing.assert_close(given["feature_gates"], gates.view(2, 25, 3, 4).transpose(1, 2))
+        torch.testing.assert_close(given["decays"], gates.view(2, 25, 3, 4).transpose(1, 2))
+    elif make is kt.SelectiveRope:
+        gates = logsigmoid(rows @ layer.decay_weight + layer.decay_bias).view(2, 25, 3, 2).transpose(1, 2)
+        torch.testing.assert_close(given["decays"], torch.cat([gates, gates], -1))
     elif make is kt.GrapeAp:
         p = (rows @ layer.weight).view(2, 25, 3, -1).transpose(1, 2)
         half = p.shape[-1] // 2
-        turn = torch.polar(torch.ones(25, 1, dtype=torch.float64), torch.arange(25.0, dtype=torch.float64)[:, None])
+        turn = torch.polar(torch.ones(25, 1, dtype=torch.float64), -torch.arange(25.0, dtype=torch.float64)[:, None])
         def turned(x):
             z = torch.complex(x[..., :half], x[..., half:]) * turn
             return torch.cat([z.real, z.imag], -1)
@@ -318,7 +325,7 @@ def test_modules_compute_their_formulas(make, keys):
         torch.testing.assert_close(got_p, turned(p) if keys else p)
         torch.testing.assert_close(got_r, turned(p / p.square().mean(-1, keepdim=True).sqrt()), rtol=1e-12, atol=1e-12)
         alibi = kt.Alibi(3).table(2)[0]
-        torch.testing.assert_close(torch.tensor(slopes), -alibi[:, 1].double(), rtol=1e-6, atol=0)
+        torch.testing.assert_close(torch.tensor(slopes, dtype=torch.float64), -alibi[:, 1].double(), rtol=1e-6, atol=0)
     else:
         projected, taps = rows @ layer.weight_in @ layer.weight_out, layer.filters.shape[1]
         u = torch.zeros_like(projected)
@@ -331,7 +338,7 @@ def test_modules_compute_their_formulas(make, keys):
         torch.testing.assert_close(w, u / (u.square().sum(-1, keepdim=True) + 1e-6).sqrt())
         torch.testing.assert_close(beta[..., 0], 2 * torch.sigmoid(rows @ layer.strength_weight + layer.strength_bias).transpose(1, 2))
     if "gates" in given:
-        name = "scalar" if make is kt.Wall else "gate"
+        name = "gate" if make is kt.Path else "scalar"
         gates = logsigmoid(rows @ getattr(layer, f"{name}_weight") + getattr(layer, f"{name}_bias")).transpose(1, 2)
         torch.testing.assert_close(given["gates"], gates * (0.5 if keys.get("gate_scale") == "inside" else 1.0))
     q, k, v = (random(2, 3, 25, 4) for _ in range(3))
@@ -341,13 +348,22 @@ def test_modules_compute_their_formulas(make, keys):
     assert all(x.grad is not None and x.grad.abs().sum() > 0 for x in layer.parameters())
 
 
+def value_and_next(layer, rows, angles):
+    """The angles of all tokens, where those of the last are made alone."""
+    new = layer.angles(rows[:, 29:], before=rows[:, 26:29], after=angles[:, :, -1])
+    return torch.cat([angles, new], 2)
+
+
 @pytest.mark.parametrize(("make", "keys"), MODULES)
 def test_decoding_goes_on_and_documents_are_what_they_are_alone(make, keys):
-    layer = make(3, 4, d_model=10, seed=5, dtype=torch.float64, **keys)
-    rows, (q, k, v) = random(1, 30, 10), (random(1, 3, 30, 4) for _ in range(3))
+    layer = make(3, 4, d_model=12, seed=5, dtype=torch.float64, **keys)
+    rows, (q, k, v) = random(1, 30, 12), (random(1, 3, 30, 4) for _ in range(3))
     whole = layer(q, k, v, **told(layer, rows))
     last = {}
     for name, value in told(layer, rows[:, :29]).items():
+        if name == "angles":
+            last[name] = value_and_next(layer, rows, value)
+            continue
         more = {"path_bias": {"first": 29}, "householder": {"before": rows[:, 29 - (keys.get("conv", 3) - 1) : 29]}}.get(name, {})
         new = getattr(layer, name)(rows[:, 29:], **more)
         if name == "path_bias":
@@ -357,6 +373,8 @@ def test_decoding_goes_on_and_documents_are_what_they_are_alone(make, keys):
         else:
             last[name] = torch.cat([value, new], 2)
     torch.testing.assert_close(layer(q[:, :, 29:], k, v, **last), whole[:, :, 29:], rtol=0, atol=1e-12)
+    if make is kt.SelectiveRope:
+        return  # whose angles are those of one document
     packed = layer(q, k, v, **told(layer, rows, cu_seqlens=[0, 12, 30]), cu_seqlens=[0, 12, 30])
     for piece in (slice(0, 12), slice(12, 30)):
         alone = layer(q[:, :, piece], k[:, :, piece], v[:, :, piece], **told(layer, rows[:, piece]))
@@ -367,14 +385,14 @@ def test_modules_refuse_the_parts_of_others():
     wall, path, q = kt.Wall(2, 4, seed=0), kt.Path(2, 4, seed=0), torch.randn(1, 2, 5, 4)
     rows = torch.randn(1, 5, 8)
     for call, words in (
-        (lambda: wall(q, q, q), "feature_gates: there is none; make it of the rows that q and k are made of, with `feature_gates(rows)`"),
-        (lambda: wall(q, q, q, householder=path.householder(rows)), "householder: kind = 'wall' does not take it, 'path' does"),
+        (lambda: wall(q, q, q), "decays: there is none; make it of the rows that q and k are made of, with `decays(rows)`"),
+        (lambda: kt.GrapeAp(2, 4, seed=0)(q, q, q, householder=path.householder(rows), path_bias=(q, q, [1, 1])), "householder: kind = 'grape_ap' does not take it, 'path' does"),
         (lambda: kt.KerpleLog(2, 4)(q, q, q, path_bias=(q, q, [1, 1])), "path_bias: kind = 'kerple_log' does not take it, 'grape_ap' does"),
         (lambda: wall.householder(rows), "kind = 'wall' makes no householder, 'path' does"),
         (lambda: wall.gates(rows), "makes no gates"),
         (lambda: kt.Path(2, 4, gate=True)(q, q, q, householder=path.householder(rows)), "gates: there are none"),
         (lambda: path.householder(rows, before=rows[:, :2], cu_seqlens=[0, 5]), "before: packed documents"),
-        (lambda: wall.feature_gates(rows[..., :7]), "rows: expected [B, L, M] with M = 8"),
+        (lambda: wall.decays(rows[..., :7]), "rows: expected [B, L, M] with M = 8"),
     ):  # fmt: skip
         with pytest.raises(ValueError) as caught:
             call()
@@ -387,7 +405,7 @@ def test_gpu_tensors_are_refused_by_name():
 
     _gpu.DEVICES.add("meta")
     try:
-        with pytest.raises(NotImplementedError, match="feature_gates is not computed on meta.*cpu()"):
-            attention(q, q, q, feature_gates=gates)
+        with pytest.raises(NotImplementedError, match="decays is not computed on meta.*cpu()"):
+            attention(q, q, q, decays=gates)
     finally:
         _gpu.DEVICES.discard("meta")

@@ -1,4 +1,4 @@
-//! Attention whose products of queries and keys depend on the tokens between them: feature gates (Wall), a bias summed over the path
+//! Attention whose products of queries and keys depend on the tokens between them: decays of features (Wall), a bias summed over the path
 //! (GRAPE-AP), Householder products (PaTH).
 
 use crate::array::{DType, Element, OptionalObject, PythonArray};
@@ -17,7 +17,7 @@ use pyo3::prelude::*;
 /// What tokens between a query and a key do to their product.
 enum Between {
     /// Cumulative decays of features, `[B, H, K, D]`.
-    FeatureGates { sums: PythonArray },
+    Decays { sums: PythonArray },
     /// p `[B, H, Q, E]`, r `[B, H, K, E]` and a slope for each head.
     PathBias { queries: PythonArray, keys: PythonArray, slopes: Vec<f64> },
     /// w `[B, G, K, D]` and beta `[B, G, K, 1]`.
@@ -59,12 +59,12 @@ fn refuse<T>(message: String) -> PyResult<T> {
 impl Between {
     fn of((kind, first, second, slopes): &BetweenObjects, dims: AttentionDims) -> PyResult<Between> {
         let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim, value_dim } = dims;
-        if kind != "feature_gates" && head_dim != value_dim {
+        if kind != "decays" && head_dim != value_dim {
             return refuse(format!("v: {value_dim} features; {kind} needs as many as q has, {head_dim}"));
         }
         match (kind.as_str(), second) {
-            ("feature_gates", None) => {
-                let sums = PythonArray::of("feature_gates", first)?;
+            ("decays", None) => {
+                let sums = PythonArray::of("decays", first)?;
                 sums.expect_shape("B, H, K, D", &[batch, heads, keys, head_dim])?;
                 let rises = |rows: &[f64]| {
                     let (before, after) = (&rows[..rows.len() - head_dim], &rows[head_dim..]);
@@ -72,9 +72,9 @@ impl Between {
                     !before.iter().zip(after).all(|(before, after)| after <= before)
                 };
                 if keys > 0 && sums.values::<f64>()?.chunks_exact(keys * head_dim).any(rises) {
-                    return refuse("feature_gates: log gates must be at most 0".to_owned());
+                    return refuse("decays: they must be at most 0".to_owned());
                 }
-                Ok(Between::FeatureGates { sums })
+                Ok(Between::Decays { sums })
             }
             ("path_bias", Some(second)) => {
                 let (p, r) = (PythonArray::of("path_bias[0]", first)?, PythonArray::of("path_bias[1]", second)?);
@@ -96,13 +96,13 @@ impl Between {
                 strengths.expect_shape("B, G, K, 1", &[batch, kv_heads, keys, 1])?;
                 Ok(Between::Householder { directions, strengths })
             }
-            _ => refuse(format!("{kind}: it is feature_gates with one array, or path_bias or householder with two")),
+            _ => refuse(format!("{kind}: it is decays with one array, or path_bias or householder with two")),
         }
     }
 
     fn name(&self) -> &'static str {
         match self {
-            Between::FeatureGates { .. } => "feature_gates",
+            Between::Decays { .. } => "decays",
             Between::PathBias { .. } => "path_bias",
             Between::Householder { .. } => "householder",
         }
@@ -111,7 +111,7 @@ impl Between {
     /// The arrays in the type of q.
     fn rows(&self) -> Vec<&PythonArray> {
         match self {
-            Between::FeatureGates { .. } => Vec::new(),
+            Between::Decays { .. } => Vec::new(),
             Between::PathBias { queries, keys, .. } => vec![queries, keys],
             Between::Householder { directions, strengths } => vec![directions, strengths],
         }
@@ -151,7 +151,7 @@ impl ContentArrays {
         if rule.mask.sides() == Sides::TwoSided {
             return refuse(format!("causal = False: {name} is for causal attention; use causal=True"));
         }
-        if rule.mask.sink_tokens() > 0 && !matches!(between, Between::FeatureGates { .. }) {
+        if rule.mask.sink_tokens() > 0 && !matches!(between, Between::Decays { .. }) {
             return refuse(format!("sink_tokens: {name} does not support first tokens; leave it out"));
         }
         if queries > keys {
@@ -193,7 +193,7 @@ impl ContentArrays {
             None => None,
         };
         let scores = match &self.between {
-            Between::FeatureGates { sums } => ScoreTransform::Table(ScoreTable {
+            Between::Decays { sums } => ScoreTransform::Table(ScoreTable {
                 decay_cumsum: Some(sums.view()?),
                 gate_cumsum: clocks,
                 ..ScoreTable::PLAIN
@@ -288,7 +288,7 @@ pub fn content_backward(
     saved[1].expect_shape("B, H, Q", &shape[..3])?;
     saved[2].expect_shape("B, H, Q, E", &shape)?;
     let between = match &inputs.between {
-        Between::FeatureGates { sums } => [Some(sums), None],
+        Between::Decays { sums } => [Some(sums), None],
         Between::PathBias { queries: first, keys: second, .. }
         | Between::Householder { directions: first, strengths: second } => [Some(first), Some(second)],
     };

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .._renamed import refuse_arguments
+from . import _maps
 from ._checks import HALF, check_device, check_tensor
 from ._content import attend_between, between_of, decay_sums
 from ._documents import documents_of, limits_of, positions_of, whole_numbers
@@ -172,6 +173,10 @@ def attention(
     relative: tuple[Tensor, Tensor] | None = None,
     positions: Tensor | None = None,
     position_kernel: tuple[str, Tensor] | None = None,
+    angles: Tensor | None = None,
+    decays: Tensor | None = None,
+    path_bias: tuple[Tensor, Tensor, Sequence[float]] | None = None,
+    householder: tuple[Tensor, Tensor] | None = None,
     key_lengths: Tensor | Sequence[int] | None = None,
     key_starts: Tensor | Sequence[int] | Sequence[Sequence[int]] | None = None,
     key_ends: Tensor | Sequence[Sequence[int]] | None = None,
@@ -187,7 +192,7 @@ def attention(
     Query ``i`` of ``Q`` is at position ``K - Q + i``, so the last query is at the position of the
     last key; ``d = i - j`` is the distance between positions. A query that may not attend to any
     key returns zeros. Gradients reach ``q, k, v``, ``bias``, ``weight``, ``sinks``, ``gates``,
-    ``relative``, ``positions`` and the parameters of their kernel. Results are bitwise equal at any number of threads; the number is torch's.
+    ``relative``, ``positions`` and the parameters of their kernel, ``angles``, ``decays``, ``path_bias`` and ``householder``. Results are bitwise equal at any number of threads; the number is torch's.
 
     Args:
         q: ``[B, H, Q, D]``, float32 or float64, on the processor or, through Triton, on a GPU with D
@@ -231,11 +236,13 @@ def attention(
             ``-r1 ln(1 + r2 u^p)``, and ``("spline", a_0 to a_M)`` is ``-a_0 u - sum of a_m min(u, 2^(m - 1))``
             with up to 24 knots. No parameter but a spline's may be 0, since gradients divide by them. Where
             positions coincide, k and an infinite derivative of it count as 0.
-        feature_gates: log gates of each feature, ``[B, H, K, D]``, at most 0 (Wall): the product of a feature of query
-            and key is multiplied by ``e^(P_i - P_j)``, where P sums the gates in float64. This argument and the next two
+        angles: turns the pairs ``(x[n], x[n + D/2])`` of queries and keys by content (selective RoPE), ``[B, H, K, D/2]`` in
+            float64: running sums over tokens, of which only differences count. The last Q are those of queries.
+        decays: log decays of each feature, ``[B, H, K, D]``, at most 0 (Wall): the product of a feature of query
+            and key is multiplied by ``e^(P_i - P_j)``, where P sums the decays in float64. This argument and the next two
             exclude each other, need ``causal`` and as many keys as queries or more, and are computed on the processor.
             They combine with scale, softcap, a window, sinks, ``key_lengths`` and packed documents, and refuse the
-            other arguments by name. Feature gates take ``gates`` and ``sink_tokens`` too.
+            other arguments by name. ``decays`` take ``gates`` and ``sink_tokens`` too.
         path_bias: ``(p, r, slopes)`` of a bias that every token between adds to (GRAPE-AP): the score of key j gains the
             sum over n = j + 1 .. i of ``slope_h ln sigmoid(p_i . r_n / E)``. p is ``[B, H, Q, E]``, r ``[B, H, K, E]``, and
             slopes are H numbers. Where documents are packed, sums stay within one.
@@ -282,13 +289,17 @@ def attention(
     """
     if unknown:
         refuse_arguments("attention", unknown)
-    if not (feature_gates is path_bias is householder is None):
+    if angles is not None:
+        if any(isinstance(x, Tensor) and x.is_nested for x in (q, k, v)):
+            raise ValueError("angles: jagged tensors are not supported; give rows and cu_seqlens")
+        q, k, v = turned(*as_autocast(q, k, v), angles)
+    if not (decays is path_bias is householder is None):
         beside_it = {
             "bias": bias, "weight": weight, "relative": relative, "positions": positions, "position_kernel": position_kernel,
             "key_starts": key_starts, "key_ends": key_ends, "dropout_p": dropout_p or None,
         }  # fmt: skip
         return attend_by_content(
-            q, k, v, (feature_gates, path_bias, householder), beside_it, gates, sinks, key_lengths, cu_seqlens, document_ids, scale, causal,
+            q, k, v, (decays, path_bias, householder), beside_it, gates, sinks, key_lengths, cu_seqlens, document_ids, scale, causal,
             window, sink_tokens, softcap,
         )  # fmt: skip
     if any(isinstance(x, Tensor) and x.is_nested for x in (q, k, v)):
@@ -362,13 +373,24 @@ def attend(
     return made if made.dtype == of else made.to(of)
 
 
+def turned(q: Tensor, k: Tensor, v: Tensor, angles: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values of each query head, turned by angles of all keys, ``[B, H, K, D/2]``."""
+    check_qkv(q, k, v)
+    wanted = (q.shape[0], q.shape[1], k.shape[2], q.shape[-1] // 2)
+    if angles is None or tuple(angles.shape) != wanted:
+        given = "none" if angles is None else f"shape {tuple(angles.shape)}"
+        raise ValueError(f"angles: expected [B, H, K, D/2] = {list(wanted)}, got {given}; make them of rows, with `angles(rows)`")
+    k, v = (_maps.for_each_head(x, q.shape[1]) for x in (k, v))
+    return _maps.turned_by(q, angles[:, :, k.shape[2] - q.shape[2] :]), _maps.turned_by(k, angles), v
+
+
 def attend_by_content(
     q: Tensor, k: Tensor, v: Tensor, between: tuple[object, object, object], beside_it: dict[str, object], gates: Tensor | None,
     sinks: Tensor | None, key_lengths: Tensor | Sequence[int] | None, cu_seqlens: object, document_ids: object, scale: float | None,
     causal: bool, window: int | None, sink_tokens: int | None, softcap: float | None,
 ) -> Tensor:  # fmt: skip
-    """:func:`attention` with feature gates, a bias of paths or Householder products."""
-    names = ("feature_gates", "path_bias", "householder")
+    """:func:`attention` with decays of features, a bias of paths or Householder products."""
+    names = ("decays", "path_bias", "householder")
     name = next(name for name, value in zip(names, between, strict=True) if value is not None)
     for other, value in beside_it.items():
         if value is not None:
@@ -380,7 +402,7 @@ def attend_by_content(
     made = between_of(*between, q, dtype)
     documents = documents_of(cu_seqlens, document_ids, k, None, key_lengths)
     ends = whole_numbers("key_lengths", key_lengths, q.device)
-    if name == "feature_gates":
+    if name == "decays":
         made = made._replace(first=decay_sums(made.first, k, q.shape[1], ends, documents, _RESET))
     if q.shape[-1] == 0:
         raise ValueError(f"q: expected [B, H, Q, D] with D at least 1, got shape {tuple(q.shape)}")
@@ -557,9 +579,15 @@ def dropout_mask(
     p, seed = dropout_of(p, seed, torch.empty(0, device=device))
     if seed is None:
         return torch.ones(batch, heads, queries, keys, dtype=torch.bool, device=device)
-    at = lambda n: torch.arange(n, device=device)  # noqa: E731
+    return kept_rows(seed, p, (batch, heads, keys), 0, queries)
+
+
+def kept_rows(seed: Tensor, p: float, sizes: tuple[int, int, int], first: int, queries: int) -> Tensor:
+    """:func:`dropout_mask` of some queries from ``first`` on, a multiple of four."""
+    batch, heads, keys = sizes
+    at = lambda n: torch.arange(n, device=seed.device)  # noqa: E731
     groups, unit = (queries + 3) // 4, at(batch * heads)[:, None, None]
-    counter = [x.expand(batch * heads, groups, keys) for x in (at(keys), at(groups)[:, None], unit, torch.zeros_like(unit))]
+    counter = [x.expand(batch * heads, groups, keys) for x in (at(keys), first // 4 + at(groups)[:, None], unit, torch.zeros_like(unit))]
     words = torch.stack(_philox(counter, seed), 2).flatten(1, 2)[:, :queries]
     return (words >> 1 >= dropout_bound(p)).unflatten(0, (batch, heads))
 

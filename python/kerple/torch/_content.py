@@ -1,4 +1,4 @@
-"""Attention whose products depend on the tokens between query and key: feature gates (Wall), a bias summed over
+"""Attention whose products depend on the tokens between query and key: decays of features (Wall), a bias summed over
 the path (GRAPE-AP), Householder products (PaTH)."""
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Between(NamedTuple):
     slopes: list[float]
 
 
-def between_of(feature_gates: object, path_bias: object, householder: object, q: Tensor, dtype: torch.dtype) -> Between | None:
+def between_of(decays: object, path_bias: object, householder: object, q: Tensor, dtype: torch.dtype) -> Between | None:
     """That of a call, whose arguments exclude each other."""
-    given = {"feature_gates": feature_gates, "path_bias": path_bias, "householder": householder}
+    given = {"decays": decays, "path_bias": path_bias, "householder": householder}
     given = {name: value for name, value in given.items() if value is not None}
     if not given:
         return None
@@ -50,7 +50,7 @@ def between_of(feature_gates: object, path_bias: object, householder: object, q:
     ((name, value),) = given.items()
     if q.device.type in DEVICES:
         raise NotImplementedError(f"{name} is not computed on {q.device.type}; move q, k, v and the module to the processor with .cpu()")
-    if name == "feature_gates":
+    if name == "decays":
         check_tensor(name, value)
         check_device(name, value, q)
         return Between(name, value, None, [])
@@ -64,19 +64,19 @@ def between_of(feature_gates: object, path_bias: object, householder: object, q:
     return Between(name, value[0].to(dtype), value[1].to(dtype), slopes)
 
 
-def decay_sums(gates: Tensor, k: Tensor, heads: int, lengths: Tensor | None, documents: Tensor | None, lowest: float) -> Tensor:
-    """Cumulative log gates of features, ``[B, H, K, D]`` in f64, counted from the last key; those of padding are not read."""
+def decay_sums(decays: Tensor, k: Tensor, heads: int, lengths: Tensor | None, documents: Tensor | None, lowest: float) -> Tensor:
+    """Cumulative log decays of features, ``[B, H, K, D]`` in f64, counted from the last key; those of padding are not read."""
     wanted = (k.shape[0], heads, k.shape[2], k.shape[3])
-    if gates.shape != wanted:
-        raise ValueError(f"feature_gates: expected [B, H, K, D] = {list(wanted)}, got shape {tuple(gates.shape)}")
+    if decays.shape != wanted:
+        raise ValueError(f"decays: expected [B, H, K, D] = {list(wanted)}, got shape {tuple(decays.shape)}")
     padding = None
     if lengths is not None and lengths.shape == (k.shape[0],):
         padding = (torch.arange(k.shape[2]) >= lengths[:, None])[:, None, :, None]
     if documents is not None and documents.dim() == 2:
         padding = (documents < 0)[:, None, :, None]
-    gates = (gates if padding is None else gates.masked_fill(padding, 0.0)).to(torch.float64).clamp(min=lowest)
-    behind = gates[:, :, 1:].flip(2).cumsum(2).flip(2)
-    return -torch.nn.functional.pad(behind, (0, 0, 0, 1)) if k.shape[2] > 0 else gates
+    decays = (decays if padding is None else decays.masked_fill(padding, 0.0)).to(torch.float64).clamp(min=lowest)
+    behind = decays[:, :, 1:].flip(2).cumsum(2).flip(2)
+    return -torch.nn.functional.pad(behind, (0, 0, 0, 1)) if k.shape[2] > 0 else decays
 
 
 @lru_cache(maxsize=1024)
@@ -87,7 +87,7 @@ def _rule(scale: float, causal: bool, window: int | None, sink_tokens: int | Non
 def _given(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[_native.Rule, tuple]:
     first, second, *beside = rest[: _TENSORS - 3]
     kind, slopes, *options = rest[_TENSORS - 3 :]
-    rows = (lambda x: x) if kind == "feature_gates" else _rows
+    rows = (lambda x: x) if kind == "decays" else _rows
     between = (kind, rows(_dense(first)), None if second is None else rows(_dense(second)), list(slopes))
     return _rule(*options, torch.get_num_threads()), (_rows(q), _rows(k), _rows(v), between, *map(_dense, beside))
 

@@ -94,7 +94,7 @@ def bounded(log_gates: Tensor, bound: float | None) -> Tensor:
 def path_features(rows: Tensor, weight: Tensor, heads: int, positions: Tensor, relative: bool) -> tuple[Tensor, Tensor]:
     """Features ``[B, H, L, E]`` of tokens at these positions ``[B or 1, L]``, as queries and as keys of a path."""
     p = (rows @ weight.to(rows.dtype)).unflatten(-1, (heads, -1)).transpose(1, 2)
-    angles = positions.to(torch.float64)[:, None, :, None].expand(-1, -1, -1, p.shape[-1] // 2)
+    angles = -positions.to(torch.float64)[:, None, :, None].expand(-1, -1, -1, p.shape[-1] // 2)  # in the published sense
     r = p / (p.square().mean(-1, keepdim=True) + torch.finfo(p.dtype).eps).sqrt()
     return turned_by(p, angles) if relative else p, turned_by(r, angles)
 

@@ -9,6 +9,7 @@ A parameter may have a range. The raw value is trained, formulas use the value w
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -17,8 +18,10 @@ from torch import Tensor, nn
 
 from .. import _native, kernels
 from .._renamed import refuse_arguments
-from . import _closed_forms, _maps
-from ._attention import as_autocast, attend, attend_by_content, check_qkv, relative_of, symmetric
+from . import _closed_forms, _composed, _maps
+from ._attention import (
+    as_autocast, attend, attend_by_content, beside, check_qkv, dropout_of, flag, kept_rows, relative_of, symmetric, turned,
+)  # fmt: skip
 from ._documents import documents_of, positions_of, whole_numbers
 from ._gpu import DEVICES, refuse_encoding
 from ._ops import encoding, encoding_key, table
@@ -26,7 +29,12 @@ from ._positions import positions_of_logits, spline_parameters
 
 
 #: The method and argument of encodings that enter in these places.
-_BETWEEN = {"feature_gates": "feature_gates", "path": "path_bias", "householder": "householder"}
+_BETWEEN = {"feature_gates": "decays", "path": "path_bias", "householder": "householder"}
+
+
+def _base_of(keys: dict[str, Any]) -> dict[str, Any]:
+    """The keys of the encoding that DAPE adapts."""
+    return dict(keys["base"]) if isinstance(keys["base"], dict) else {"kind": keys["base"]}
 
 
 class Encoding(nn.Module):
@@ -78,12 +86,10 @@ class Encoding(nn.Module):
         self.window, self.sink_tokens = native.window, native.sink_tokens
         self._entry, self._tables, self._own = native.entry, native.tables, native.own
         self._projected = native.projected
-        self._key = encoding_key(native.keys, heads, head_dim, train_len, d_model)
+        self._key, self._train_len = encoding_key(native.keys, heads, head_dim, train_len, d_model), train_len
         #: Floor and alpha of the log-length factor.
         self._log_scale = json.loads(native.keys).get("log_scale") if native.entry == "relative" else None
         own = json.loads(native.keys)
-        if native.entry == "content_rotation" and own.get("decay"):
-            raise ValueError("decay: kerple.torch computes rotations without decays; `kerple train` has both")
         if native.entry == "learned_positions" and own["kernel"] == "table":
             raise ValueError("kernel = 'table': kerple.torch computes 'log', 'power', 'log3' and 'spline'; `kerple train` has tables too")
         if native.entry == "learned_positions" or kind == "rotary_positions":
@@ -101,8 +107,13 @@ class Encoding(nn.Module):
         rates = native.map_rates()
         self.register_buffer("map_freq", rates and torch.tensor(rates, dtype=torch.float64), persistent=False)
         #: What GPUs compute the tables from.
-        self._program = _closed_forms.program_of(native)
-        constants = _closed_forms.constants_of(native, heads, head_dim) if self._program else None
+        of_table = native
+        if kind == "dape":
+            base = _base_of(own)
+            passed = {name: own[name] for name in ("scale", "clamp")} if native.tables[0] else {}
+            of_table = kernels.encoding(base.pop("kind"), heads, head_dim, train_len, base | passed, d_model)
+        self._program = _closed_forms.program_of(of_table)
+        constants = _closed_forms.constants_of(of_table, heads, head_dim) if self._program else None
         self._constants = constants
         self.register_buffer("_table_constants", constants and torch.tensor(constants, dtype=torch.float64), persistent=False)
 
@@ -201,8 +212,9 @@ class Encoding(nn.Module):
         if device.type in DEVICES:
             if self._program is None:
                 refuse_encoding(self._key, device)
+            learned = self._learned()
             made = _closed_forms.table(
-                self._program, self._learned(), self._table_constants, self.heads, self.head_dim, length, two_sides, device
+                self._program, learned[: len(learned) - self._own], self._table_constants, self.heads, self.head_dim, length, two_sides, device
             )
         else:
             made = table(self._values(), self._key, length)
@@ -228,11 +240,7 @@ class Encoding(nn.Module):
 
     def _waves(self, length: int, causal: bool) -> Tensor:
         """Sinusoids ``[sin(d f), cos(d f)]`` of the distances of a call."""
-        width = self.heads * self.head_dim
-        rates = 10_000.0 ** (-2.0 * torch.arange(width // 2, dtype=torch.float64) / width)
-        distances = torch.arange(0 if causal else 1 - length, length, dtype=torch.float64)
-        angles = distances[:, None] * rates
-        return torch.cat([angles.sin(), angles.cos()], 1)
+        return self._waves_at(torch.arange(0 if causal else 1 - length, length))
 
     def _rotated(
         self, q: Tensor, k: Tensor, span: int, positions: Tensor | None = None
@@ -271,8 +279,7 @@ class Encoding(nn.Module):
         Raises:
             ValueError: the method has no gates, or the hidden states have another width.
         """
-        names = {"gates": ("weight", "bias"), "feature_gates": ("scalar_weight", "scalar_bias"), "householder": ("gate_weight", "gate_bias")}
-        weight_name, bias_name = names.get(self._entry, ("", ""))
+        weight_name, bias_name = self._gates_of_heads()
         if bias_name not in self._names:
             raise ValueError(f"kind = {self.kind!r} with these keys makes no gates, 'fox' does")
         self._check_rows(rows)
@@ -281,25 +288,35 @@ class Encoding(nn.Module):
         made = nn.functional.logsigmoid(logits.to(torch.promote_types(logits.dtype, torch.float32))).transpose(1, 2)
         return made if self._gate_factor == 1.0 else made * self._gate_factor
 
+    def _gates_of_heads(self) -> tuple[str, str]:
+        """The names of what makes the gates of heads, where a method has them."""
+        names = {"gates": ("weight", "bias"), "householder": ("gate_weight", "gate_bias")}
+        return names.get(self._entry, ("scalar_weight", "scalar_bias"))
+
     def _refuse_unless(self, entry: str, kind: str) -> None:
         if self._entry != entry:
             raise ValueError(f"kind = {self.kind!r} makes no {_BETWEEN[entry]}, {kind!r} does")
 
-    def feature_gates(self, rows: Tensor) -> Tensor:
-        """Log gates ``[B, H, L, D]`` of each feature of hidden states ``[B, L, M]``, what ``forward`` takes as ``feature_gates``.
+    def decays(self, rows: Tensor) -> Tensor:
+        """Log decays ``[B, H, L, D]`` of each feature of hidden states ``[B, L, M]``, what ``forward`` takes as ``decays``.
 
         Raises:
-            ValueError: the method has no gates of features, or the hidden states have another width.
+            ValueError: the method has no decays of features, or the hidden states have another width.
         """
-        self._refuse_unless("feature_gates", "wall")
+        of_pairs = "decay_weight" in self._names
+        if not of_pairs:
+            self._refuse_unless("feature_gates", "wall")
         self._check_rows(rows)
-        weights = [self.weight] if "weight" in self._names else [self.weight_in, self.weight_out]
+        if of_pairs:
+            weights, bias = [self.decay_weight], self.decay_bias
+        else:
+            weights, bias = [self.weight] if "weight" in self._names else [self.weight_in, self.weight_out], self.bias
         logits = rows
         for weight in weights:
             logits = logits @ weight.to(rows.dtype)
-        logits = (logits + self.bias.to(rows.dtype)).to(torch.promote_types(rows.dtype, torch.float32))
-        made = _maps.bounded(nn.functional.logsigmoid(logits), self._bound)
-        return made.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        logits = (logits + bias.to(rows.dtype)).to(torch.promote_types(rows.dtype, torch.float32))
+        made = _maps.bounded(nn.functional.logsigmoid(logits), self._bound).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return torch.cat([made, made], -1) if of_pairs else made
 
     def path_bias(
         self, rows: Tensor, *, first: int = 0, cu_seqlens: Tensor | None = None, document_ids: Tensor | None = None
@@ -401,15 +418,6 @@ class Encoding(nn.Module):
         angles = (made.to(torch.float64) * self.map_freq).cumsum(2)
         return angles if after is None else angles + after.to(torch.float64)[:, :, None]
 
-    def _by_content(self, q: Tensor, k: Tensor, v: Tensor, angles: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of each query head, turned by angles of all keys, ``[B, H, K, D/2]``."""
-        wanted = (q.shape[0], q.shape[1], k.shape[2], q.shape[-1] // 2)
-        if angles is None or tuple(angles.shape) != wanted:
-            given = "none" if angles is None else f"shape {tuple(angles.shape)}"
-            raise ValueError(f"angles: expected [B, H, K, D/2] = {list(wanted)}, got {given}; make them of rows, with `angles(rows)`")
-        k, v = (_maps.for_each_head(x, q.shape[1]) for x in (k, v))
-        return _maps.turned_by(q, angles[:, :, k.shape[2] - q.shape[2] :]), _maps.turned_by(k, angles), v
-
     def _mapped(
         self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor | None, starts: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -481,7 +489,7 @@ class Encoding(nn.Module):
         relative: tuple[Tensor, Tensor] | None = None,
         positions: Tensor | None = None,
         angles: Tensor | None = None,
-        feature_gates: Tensor | None = None,
+        decays: Tensor | None = None,
         path_bias: tuple[Tensor, Tensor, Sequence[float]] | None = None,
         householder: tuple[Tensor, Tensor] | None = None,
         key_lengths: Tensor | None = None,
@@ -498,18 +506,21 @@ class Encoding(nn.Module):
         """
         if unknown:
             refuse_arguments("Encoding.forward", unknown)
-        between = {"feature_gates": feature_gates, "path_bias": path_bias, "householder": householder}
-        own = _BETWEEN.get(self._entry)
+        between = {"decays": decays, "path_bias": path_bias, "householder": householder}
+        own = "decays" if "decay_weight" in self._names else _BETWEEN.get(self._entry)
         for name, value in between.items():
             if name == own and value is None:
                 raise ValueError(f"{name}: there is none; make it of the rows that q and k are made of, with `{name}(rows)`")
             if name != own and value is not None:
-                kind = {"feature_gates": "wall", "path_bias": "grape_ap", "householder": "path"}[name]
+                kind = {"decays": "wall", "path_bias": "grape_ap", "householder": "path"}[name]
                 raise ValueError(f"{name}: kind = {self.kind!r} does not take it, {kind!r} does; or use kerple.torch.attention")
-        of_heads = self._entry == "gates" or {"scalar_bias", "gate_bias"} & set(self._names)
+        of_heads = self._entry == "gates" or self._gates_of_heads()[1] in self._names
         if own is not None and q.device.type in DEVICES:
             refuse_encoding(self._key, q.device)
         if own is not None and not (of_heads and gates is None):
+            if self._entry == "content_rotation":
+                q, k, v = turned(q, k, v, angles)
+                angles = None
             beside_it = {
                 "relative": relative, "positions": positions, "angles": angles, "key_starts": key_starts, "key_ends": key_ends,
                 "dropout_p": dropout_p or None,
@@ -538,7 +549,13 @@ class Encoding(nn.Module):
         elif angles is not None and self.kind != "selective_rope":
             raise ValueError(f"angles: kind = {self.kind!r} turns nothing by them, 'selective_rope' does")
         if self._in_engine and q.device.type in DEVICES:
-            refuse_encoding(self._key, q.device)
+            beside_it = {
+                "gates": gates, "relative": relative, "positions": positions, "angles": angles, "key_starts": key_starts, "key_ends": key_ends,
+                "sink_tokens": self.sink_tokens,
+            }  # fmt: skip
+            return self._composed(
+                q, k, v, beside_it, flag("causal", causal), scale, softcap, sinks, key_lengths, cu_seqlens, document_ids, dropout_p, dropout_seed
+            )
         longest = max(q.shape[2], k.shape[2])
         documents = documents_of(cu_seqlens, document_ids, k, key_starts, key_lengths, key_ends)
         q, k = self._rotated(q, k, longest, positions_of(documents, k.shape[2]))
@@ -547,7 +564,7 @@ class Encoding(nn.Module):
             scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
             q, k, v = (x if x.device.type in DEVICES else x.to(dtype) for x in (q, k, v))
             if self._entry == "content_rotation":
-                q, k, v = self._by_content(q, k, v, angles)
+                q, k, v = turned(q, k, v, angles)
             else:
                 starts = whole_numbers("key_starts", key_starts, q.device)
                 q, k, v = self._mapped(q, k, v, positions_of(documents, k.shape[2]), starts)
@@ -569,6 +586,83 @@ class Encoding(nn.Module):
             positions, kernel,
         )  # fmt: skip
         return out.to(of)
+
+
+    def _composed(
+        self, q: Tensor, k: Tensor, v: Tensor, beside_it: dict[str, object], causal: bool, scale: float | None, softcap: float | None,
+        sinks: Tensor | None, key_lengths: object, cu_seqlens: object, document_ids: object, dropout_p: float, dropout_seed: object,
+    ) -> Tensor:  # fmt: skip
+        """``forward`` of a method whose scores are more than tables and gates, for tensors on a GPU."""
+        keys = json.loads(json.loads(self._key)[0])
+        if keys["emulate"] != "exact":
+            refuse_encoding(self._key, q.device)
+        for name, value in beside_it.items():
+            if value is not None:
+                raise ValueError(f"{name}: {self.kind} does not support it on {q.device.type}; leave it out")
+        if (q.shape[1], q.shape[3]) != (self.heads, self.head_dim):
+            raise ValueError(f"q: {q.shape[1]} heads of {q.shape[3]} features; the encoding has {self.heads} heads of {self.head_dim}")
+        if q.shape[2] > k.shape[2]:
+            raise ValueError(f"q: {q.shape[2]} queries exceed the {k.shape[2]} keys, which {self.kind} does not support")
+        if not causal and self.kind == "xpos":
+            raise ValueError("causal = False: products that decay with distance would grow for keys after the query; use causal=True")
+        if softcap is not None and not 0.0 < softcap < float("inf"):
+            raise ValueError(f"softcap = {softcap} must be a finite number above 0, or None")
+        of, dtype = check_qkv(q, k, v)
+        documents = documents_of(cu_seqlens, document_ids, k, None, key_lengths)
+        length = k.shape[2]
+        q, k = self._rotated(q, k, length, positions_of(documents, length))
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+        scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+        dropout_p, seed = dropout_of(dropout_p, dropout_seed, q)
+        sizes = (q.shape[0], q.shape[1], length)
+        kept = None if seed is None else lambda first, rows: kept_rows(seed, dropout_p, sizes, first, rows)
+        values = products = most_rows = None
+        learned = self._learned()
+        if self.kind == "fire":
+            bias = _composed.fire(learned, keys.get("init_l", self._train_len), 0.0, dtype)
+            scores, width = (lambda s, _, chunk: s + bias(chunk)), 5 * self.heads + 3 * keys["hidden"]
+        elif self.kind == "dape":
+            scores = _composed.network(learned[-4:], keys, self._base_bias(keys, causal, length, dtype, q.device), dtype)
+            width = 8 * self.heads + 3 * keys["hidden"] + (3 * _base_of(keys).get("hidden", 32))
+        elif self.kind == "cope":
+            scores, width = _composed.contextual(self.embedding, dtype), 20 * self.heads
+        elif self.kind == "shaw":
+            scores, values = _composed.shaw(learned, scale, dtype)
+            width = 10 * self.heads
+        elif self.kind == "transformer_xl":
+            weight = self.weight.to(torch.float64)
+            scores = _composed.projected(lambda d: self._waves_at(d) @ weight.T, self.v - self.u, self.heads, scale, dtype)
+            q, width = q + self.u.to(dtype)[:, None], 10 * self.heads
+        else:
+            gamma, per = keys["gamma"], keys["scale_base"]
+            at = torch.arange(self.head_dim // 2, dtype=torch.float64, device=q.device).repeat(2)
+            rates = -((2.0 * at / self.head_dim + gamma) / (1.0 + gamma)).log() / per
+            scores, products, width = (lambda s, *_: s), _composed.fading(rates), 4 * self.heads
+            # factors among the queries of a chunk stay within e^32
+            most_rows = int(32.0 * per / max(math.log((1.0 + gamma) / gamma) if gamma > 0 else math.inf, 1e-9))
+        out = _composed.attend(
+            q, k, v, scores, values, width, scale=scale, causal=causal, window=self.window, softcap=softcap, sinks=beside("sinks", sinks, q, dtype),
+            key_lengths=whole_numbers("key_lengths", key_lengths, q.device), documents=documents, kept=kept, dropout_p=dropout_p, products=products,
+            most_rows=most_rows,
+        )  # fmt: skip
+        return out.to(of)
+
+    def _base_bias(self, keys: dict[str, Any], causal: bool, length: int, dtype: torch.dtype, device: torch.device) -> Any:
+        """The bias that DAPE adapts, of some queries and all keys; None where the base adds none."""
+        base = _base_of(keys)
+        if base["kind"] == "fire":
+            return _composed.fire(self._learned()[:-4], base.get("init_l", self._train_len), _composed.SLOPE, dtype)
+        made, _ = self._table(length, causal, dtype, device)
+        if made is None:
+            return None
+        return _composed.table(torch.nn.functional.pad(made, (length - 1, 0)) if causal else made)
+
+    def _waves_at(self, distances: Tensor) -> Tensor:
+        """Sinusoids ``[sin(d f), cos(d f)]``."""
+        width = self.heads * self.head_dim
+        rates = 10_000.0 ** (-2.0 * torch.arange(width // 2, dtype=torch.float64, device=distances.device) / width)
+        angles = distances.to(torch.float64)[:, None] * rates
+        return torch.cat([angles.sin(), angles.cos()], 1)
 
 
 def project_(module: nn.Module) -> None:
@@ -778,7 +872,9 @@ class SelectiveRope(_Named):
         rope = SelectiveRope(heads=8, head_dim=64)
         out = rope(q, k, v, angles=rope.angles(rows))    # rows: [B, L, 512], what q, k and v are made of
 
-    ``bias=False`` starts almost without positions, ``gate=True`` gives each head a gate of its angles. Decoding goes on
+    ``bias=False`` starts almost without positions, ``gate=True`` gives each head a gate of its angles. ``decay=True`` lets products of
+    pairs decay as well, on CPUs: ``forward`` then takes ``decays=rope.decays(rows)``, and with ``scalar_gate=True``
+    ``gates=rope.gates(rows)``. Decoding goes on
     with ``rope.angles(new_rows, before=last_3_rows, after=angles[:, :, -1])``, appended to the earlier angles. Angles are
     those of one document: make them document by document where sequences are packed.
     """
@@ -839,7 +935,7 @@ class Wall(_Named):
     ::
 
         wall = Wall(heads=8, head_dim=64)
-        out = wall(q, k, v, feature_gates=wall.feature_gates(rows))    # rows: [B, L, 512], what q and k are made of
+        out = wall(q, k, v, decays=wall.decays(rows))    # rows: [B, L, 512], what q and k are made of
 
     ``rank`` projects through fewer numbers, ``g_max`` bounds gates, and ``scalar_gate=True`` adds a gate of each head, which ``forward``
     takes as ``gates=wall.gates(rows)``.

@@ -195,7 +195,8 @@ impl ConvolvedRow {
         let after = if closed { block.keys.saturating_sub(last).min(reach) } else { reach };
         let (hidden, wide) = (reach - before..reach + seen.len() + after, seen.len() + 2 * reach);
         let (direct, column) = match over.table() {
-            Some((table, _)) if !seen.is_empty() => {
+            // the share of a key counts all keys up to the query's own
+            Some((table, _)) if !seen.is_empty() && block.distance(row, seen.end - 1) == 0 => {
                 let column = table.column(block.distance(row, seen.start)) as usize;
                 ((2 * reach).next_multiple_of(L::COUNT).min(wide), column)
             }
