@@ -610,8 +610,10 @@ class Encoding(nn.Module):
         of, dtype = check_qkv(q, k, v)
         documents = documents_of(cu_seqlens, document_ids, k, None, key_lengths)
         length = k.shape[2]
-        q, k = self._rotated(q, k, length, positions_of(documents, length))
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+        if q.shape[2] == 0 or q.shape[0] == 0:
+            return (q.new_zeros(*q.shape[:3], v.shape[3]) + (k.sum() + v.sum()) * q.sum()).to(of)
+        q, k = self._rotated(q, k, length, positions_of(documents, length))
         scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
         dropout_p, seed = dropout_of(dropout_p, dropout_seed, q)
         sizes = (q.shape[0], q.shape[1], length)
