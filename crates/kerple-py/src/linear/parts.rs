@@ -88,7 +88,7 @@ fn decay(py: Python, rule: &LinearRule, values: &Bound<PyAny>) -> PyResult<(Enco
     let stored = rule.encoding.get().stored(&PythonArray::of("values", values)?)?;
     let (encoding, geometry) = rule.encoding.get().parts();
     let found = run(py, rule.threads, Workload::Any, || encoding.decay(geometry, &stored, &DEMAND))?;
-    let found = found.ok_or_else(|| PyValueError::new_err(format!("{} is no decay", encoding.label())))?;
+    let found = found.ok_or_else(|| PyValueError::new_err(format!("{} does not decay products", encoding.label())))?;
     Ok((found, stored))
 }
 
