@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Modules of the package that attention on GPUs consists of.
-MODULES = ("_renamed.py", "torch/_attention.py", "torch/_checks.py", "torch/_documents.py", "torch/_gpu.py", "torch/_ops.py", "torch/_positions.py", "torch/cache.py", "torch/triton_kernels.py", "torch/triton_positions.py", "torch/triton_relative.py", "torch/triton_scores.py")
+MODULES = ("_renamed.py", "torch/_attention.py", "torch/_checks.py", "torch/_documents.py", "torch/_gpu.py", "torch/_maps.py", "torch/_ops.py", "torch/_positions.py", "torch/cache.py", "torch/triton_kernels.py", "torch/triton_positions.py", "torch/triton_relative.py", "torch/triton_scores.py")
 OWN = ("__init__.py", "_native.py")
 #: PyTorch's name of the package's operations, in calls, registrations and as the library.
 OPERATIONS = re.compile(r'(torch\.ops\.|"|Library\(")kerple(\.|::|", "DEF")')

@@ -11,7 +11,6 @@ from torch import Tensor
 from .._renamed import refuse_arguments
 from . import _maps
 from ._checks import HALF, check_device, check_tensor
-from ._content import attend_between, between_of, decay_sums
 from ._documents import documents_of, limits_of, positions_of, whole_numbers
 from ._gpu import DEVICES, dropout_bound, prefix_sums
 from ._ops import call
@@ -395,6 +394,10 @@ def attend_by_content(
     for other, value in beside_it.items():
         if value is not None:
             raise ValueError(f"{other}: {name} does not support it; leave it out")
+    if isinstance(q, Tensor) and q.device.type in DEVICES:
+        raise NotImplementedError(f"{name} is not computed on {q.device.type}; move q, k, v and the module to the processor with .cpu()")
+    from ._content import attend_between, between_of, decay_sums  # the kernels alone go without the compiled part, which it needs
+
     if any(isinstance(x, Tensor) and x.is_nested for x in (q, k, v)):
         raise ValueError(f"{name}: jagged tensors are not supported; give rows and cu_seqlens")
     q, k, v = as_autocast(q, k, v)

@@ -13,7 +13,6 @@ from torch import library as registry
 from .. import _native
 from ._checks import check_device, check_tensor
 from ._documents import whole_numbers
-from ._gpu import DEVICES
 from ._ops import _check, _compiling, _dense, _library, _out, _room, _rows, _second, _transforms, refuse_tangents, transformable
 
 _INPUTS = (
@@ -48,8 +47,6 @@ def between_of(decays: object, path_bias: object, householder: object, q: Tensor
     if len(given) > 1:
         raise ValueError(f"{' and '.join(given)} exclude each other; give one of them")
     ((name, value),) = given.items()
-    if q.device.type in DEVICES:
-        raise NotImplementedError(f"{name} is not computed on {q.device.type}; move q, k, v and the module to the processor with .cpu()")
     if name == "decays":
         check_tensor(name, value)
         check_device(name, value, q)
