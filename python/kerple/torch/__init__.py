@@ -7,6 +7,7 @@ except ImportError as error:
 
 from .._renamed import refuse_name as _refuse_name
 from ._attention import attention, attention_varlen, dropout_mask, symmetric
+from ._encoding import Encoding, project_
 from ._gpu import set_float32_precision
 from .cache import KVCache
 from .encodings import (
@@ -15,7 +16,6 @@ from .encodings import (
     Bam,
     Cope,
     Dape,
-    Encoding,
     Fire,
     Fope,
     Fox,
@@ -44,7 +44,6 @@ from .encodings import (
     TransformerXl,
     Wall,
     Xpos,
-    project_,
 )
 from .linear import LinearAttention, LinearState
 

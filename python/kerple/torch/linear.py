@@ -32,7 +32,7 @@ from ._ops import (
     refuse_tangents,
     transformable,
 )
-from .encodings import Encoding
+from ._encoding import Encoding
 
 _OPTIONS = "str encoding, str features, int count, bool causal, int[] noise"
 _library.define(
