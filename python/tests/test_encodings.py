@@ -17,8 +17,8 @@ from kerple.torch import Encoding, Inkling, Kernel, KerpleLog, KVCache, attentio
 CLASSES = {
     one.kind: one for one in vars(kt).values() if isinstance(one, type) and issubclass(one, Encoding) and one.kind
 }
-#: What enters elsewhere than in the scores of softmax attention, and what only the command computes.
-ELSEWHERE = {"learned", "sinusoidal", "sine_spe", "conv_spe", "wall", "grape_ap", "path"}
+#: What enters elsewhere than in the scores of softmax attention.
+ELSEWHERE = {"learned", "sinusoidal", "sine_spe", "conv_spe"}
 
 
 def inputs(queries=7, keys=7, heads=4, features=6, dtype=torch.float64, batch=2, kv_heads=None):
@@ -31,10 +31,10 @@ def module(kind, heads=4, features=6, **options):
 
 
 def beside(encoding, batch, length, end=None, begin=0):
-    """What a module takes beside queries, keys and values: gates or positions of rows, the first of them, or the relative
-    bias of those from ``begin`` on.
+    """What a module takes beside queries, keys and values: what it makes of rows, of all keys up to ``end``, or of queries
+    those from ``begin`` on.
     """
-    if encoding.kind not in ("fox", "inkling", "kerple_positions", "rotary_positions", "selective_rope"):
+    if encoding.kind not in ("fox", "grape_ap", "inkling", "kerple_positions", "path", "rotary_positions", "selective_rope", "wall"):
         return {}
     width = encoding.heads * encoding.head_dim
     rows = torch.arange(batch * length * width, dtype=torch.float64).sin().reshape(batch, length, width)
@@ -44,6 +44,13 @@ def beside(encoding, batch, length, end=None, begin=0):
         return {"positions": encoding.positions(rows)[..., :end]}
     if encoding.kind == "selective_rope":
         return {"angles": encoding.angles(rows)[:, :, :end]}
+    if encoding.kind == "wall":
+        return {"decays": encoding.decays(rows)[:, :, :end]}
+    if encoding.kind == "path":
+        return {"householder": tuple(part[:, :, :end] for part in encoding.householder(rows))}
+    if encoding.kind == "grape_ap":
+        p, r, slopes = encoding.path_bias(rows)
+        return {"path_bias": (p[:, :, begin:end], r[:, :, :end], slopes)}
     return {"relative": encoding.relative(rows[:, begin:end])}
 
 
@@ -55,7 +62,7 @@ def test_every_method_has_a_class():
 
 
 #: Whose products would grow ahead of a query.
-CAUSAL_ONLY = {"xpos", "inkling"}
+CAUSAL_ONLY = {"xpos", "inkling", "wall", "grape_ap", "path"}
 
 
 @pytest.mark.parametrize(
