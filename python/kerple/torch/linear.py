@@ -49,8 +49,8 @@ _library.define(f"linear_sums({_SUMS}, {_OPTIONS}) -> Tensor")
 _library.define(f"linear_sums_backward(Tensor d_out, {_SUMS}, {_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
 _library.define(f"linear_draw(Tensor like, str what, SymInt first, SymInt[] shape, {_OPTIONS}) -> Tensor")
 
-#: Most numbers of a draw that stay on a device: 256 MiB in f32.
-_MOST_KEPT = 1 << 26
+#: Most numbers of a draw that stays on a device, 16 MiB in f32, and how many draws do.
+_MOST_KEPT, _DRAWS_KEPT = 1 << 22, 16
 
 
 @lru_cache(maxsize=256)
@@ -215,7 +215,7 @@ def _drawn(what: str, first: int, shape: torch.Size, options: tuple, device: tor
     return out.to(dtype).to(device)
 
 
-_kept = lru_cache(maxsize=64)(_drawn)
+_kept = lru_cache(maxsize=_DRAWS_KEPT)(_drawn)
 
 
 def _draw_fake(like: Tensor, what: str, first: int, shape: list[int], *_) -> Tensor:
