@@ -6,6 +6,7 @@
 //! * [`DistanceTable`] and [`ScoreMod`] (a score modification) change scores between the product
 //!   and the softmax: an engine takes one of them as [`ScoreTransform`], with an attention [`Mask`].
 //! * A [`Normalizer`] is how the logits of a row become its weights. It is a choice of the layer, not of a method.
+//! * A [`Selection`] takes off scores what earlier queries of the first head have scored (selective attention), likewise.
 //! * [`ForgetGates`] are computed from a layer's own rows; their cumulative sums enter scores in addition
 //!   to tables.
 //! * [`LearnedPositions`] are running sums of steps that a layer computes from its own rows; a kernel of their differences
@@ -24,6 +25,7 @@ mod code;
 mod normalizer;
 mod position_kernel;
 mod scores;
+mod selection;
 
 pub use code::{CodeForm, CodeKind, DrawnCode};
 pub use normalizer::{Normalizer, SOFTPICK_EPS, StickBreaking};
@@ -33,6 +35,7 @@ pub use scores::{
     ScoreTransform, Strided, ValueMod,
 };
 pub(crate) use scores::{visible_keys, visible_sink_tokens};
+pub use selection::{Selection, Selective};
 
 /// The attention mask: which keys a query attends to, by the distance `d = i - j` from query to key.
 ///

@@ -171,6 +171,8 @@ impl Plan {
         // what the backward of stick-breaking attention passes on from tile to tile
         let most_heads = all.iter().map(|heads| heads.heads).max().unwrap_or(0);
         let carried = if model.block.normalizer.stick_breaking().is_some() { 3 * most_heads } else { 0 };
+        // what selective attention has masked of each key, and the gradient in it, in f64
+        let carried = carried + if model.block.selective_attention.is_some() { 4 } else { 0 };
         let a_token = attention + model.n_layers * (branches + hidden) + heads + 10 * m + 2 * f + prepared + carried;
         let saving = bytes(&[3, self.parameters]);
         let evaluation = match self.train.eval_interval {

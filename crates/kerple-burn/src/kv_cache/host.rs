@@ -6,7 +6,7 @@ use crate::attention_context::{
 };
 use crate::heads::Heads;
 use crate::host_array::HostArray;
-use crate::ops::attention::{AttentionCall, ScoreInputs, Scoring, dense};
+use crate::ops::attention::{AttentionCall, MaskedBefore, ScoreInputs, Scoring, dense};
 use crate::ops::qk_scaling::RowsBefore;
 use crate::parameters::on_host;
 use burn::tensor::{Tensor, TensorData};
@@ -38,6 +38,8 @@ pub struct HostKv {
     decay_cumsum: Vec<f64>,
     /// Features of keys of a bias over paths, `[B, H, capacity, E]`, where there is one.
     path_keys: Vec<f32>,
+    /// What selective attention has masked of the positions held so far, `[B, held]`.
+    masked: Vec<f64>,
     pub(super) rows_before: RowsBefore,
     pub(super) context: CachedContext,
 }
@@ -62,6 +64,7 @@ impl HostKv {
             gate_cumsum,
             decay_cumsum,
             path_keys: Vec::new(),
+            masked: Vec::new(),
             rows_before,
             context,
         }
@@ -102,6 +105,9 @@ impl HostKv {
         // without first tokens, the positions held follow one another
         let evicted = if pattern.sink_tokens() > 0 { self.evicted } else { 0 };
         self.push(&rows, len);
+        if scoring.selective.is_some() {
+            self.masked = self.masked_columns(0..self.len - len, len);
+        }
         let (has_gates, has_feature_gates) = (gates.is_some(), feature_gates.is_some());
         if let Some(gates) = gates {
             self.extend_gate_cumsum(gates.into_data().iter::<f64>().collect(), len);
@@ -162,7 +168,12 @@ impl HostKv {
         let call =
             AttentionCall { gate_cumsum, decay_cumsum, relative, path, evicted, ..AttentionCall::of(dims, rows) };
         let call = AttentionCall { householder: path_of_keys, ..call };
+        let masked = MaskedBefore { sums: Some(&self.masked[..]), dropped_first: self.evicted > 0 };
+        let call = AttentionCall { masked: scoring.selective.map_or_else(MaskedBefore::default, |_| masked), ..call };
         scores.forward(&inputs, call, ViewMut::new(&mut out, merged));
+        if scoring.selective.is_some() {
+            self.masked = scores.masked_sums(&inputs, call);
+        }
         if let Some(of) = householder.filter(|_| len > 1) {
             self.rewrite(&of, len);
         }
@@ -253,10 +264,23 @@ impl HostKv {
         }
         move_to(sink_tokens, &mut self.gate_cumsum, self.capacity, held.clone(), 1);
         move_to(sink_tokens, &mut self.decay_cumsum, self.capacity, held.clone(), self.heads.head_dim);
+        if !self.masked.is_empty() {
+            self.masked = self.masked_columns(held.clone(), 0);
+        }
         let width = self.path_width();
         move_to(sink_tokens, &mut self.path_keys, self.capacity, held, width);
         self.evicted += self.len - sink_tokens - count;
         self.len = sink_tokens + count;
+    }
+
+    /// What is masked of these positions of those before, with room for new ones.
+    fn masked_columns(&self, held: Range<usize>, new: usize) -> Vec<f64> {
+        let columns = self.masked.len() / self.batch.max(1);
+        let of_sequence = |sequence: usize| {
+            let row = &self.masked[sequence * columns..][..columns];
+            row[held.clone()].iter().copied().chain(std::iter::repeat_n(0.0, new)).collect::<Vec<f64>>()
+        };
+        (0..self.batch).flat_map(of_sequence).collect()
     }
 
     /// Features of a key of a bias over paths.

@@ -4,7 +4,7 @@ use super::CachedContext;
 use crate::attention_context::{AttentionContext, FromRows, PathTensors, ScoreContext};
 use crate::heads::Heads;
 use crate::implementation::Impl;
-use crate::ops::attention::{self, Scoring};
+use crate::ops::attention::{self, MaskedAfter, Scoring};
 use crate::ops::linear_attention::{self, LinearAttentionSettings};
 use crate::ops::qk_scaling::RowsBefore;
 use burn::tensor::Tensor;
@@ -20,6 +20,8 @@ pub struct TensorKv {
     feature_gates: Option<Tensor<4>>,
     /// Features of keys of a bias over paths, `[B, H, L, E]`.
     path_keys: Option<Tensor<4>>,
+    /// What selective attention has masked of the keys so far, `[B, 1, 1, L]`.
+    masked: Option<Tensor<4>>,
     linear: Option<LinearAttentionSettings>,
     implementation: Impl,
     pub(super) rows_before: RowsBefore,
@@ -30,7 +32,8 @@ impl TensorKv {
     pub(super) fn new(linear: Option<LinearAttentionSettings>, implementation: Impl) -> TensorKv {
         let (rows_before, context) = (RowsBefore::default(), None);
         let (gates, feature_gates, path_keys) = (None, None, None);
-        TensorKv { rows: None, gates, feature_gates, path_keys, linear, implementation, rows_before, context }
+        let (rows, masked) = (None, None);
+        TensorKv { rows, gates, feature_gates, path_keys, masked, linear, implementation, rows_before, context }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -73,18 +76,21 @@ impl TensorKv {
             self.path_keys = Some(keys.clone());
             PathTensors { keys, ..path }
         });
+        let scores = || ScoreContext {
+            householder: products,
+            ..context.scores(FromRows { gates: gates.clone(), feature_gates, relative, path, householder })
+        };
         let a = match &self.linear {
-            None => attention::attention(
-                q,
-                k,
-                v,
-                scoring.clone(),
-                &ScoreContext {
-                    householder: products,
-                    ..context.scores(FromRows { gates, feature_gates, relative, path, householder })
-                },
-                self.implementation,
-            ),
+            None if scoring.selective.is_some() => {
+                let before = self.masked.take().map(|masked| {
+                    let of_new = Tensor::zeros([batch, 1, 1, len], (&masked.device(), masked.dtype()));
+                    Tensor::cat(vec![masked, of_new], 3)
+                });
+                let MaskedAfter { out, sums } = attention::selective_after([q, k, v], scoring, &scores(), before);
+                self.masked = Some(sums);
+                out
+            }
+            None => attention::attention(q, k, v, scoring.clone(), &scores(), self.implementation),
             Some(linear) => linear_attention::reference([q, k, v], linear, &context.mask, gates, &context.linear),
         };
         a.swap_dims(1, 2).reshape([batch, len, heads.inner()])

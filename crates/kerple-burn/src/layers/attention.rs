@@ -12,7 +12,7 @@ use crate::ops::{ResidualBase, content_rotation, linear, linear_attention, norm,
 use crate::plan::{BlockConfig, BlockSizes, ResidualKind, SinkKind};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
-use kerple_core::forms::{AttnTemperature, Normalizer};
+use kerple_core::forms::{AttnTemperature, Normalizer, Selective};
 use rand::Rng;
 
 /// A sequence in one layer.
@@ -59,6 +59,8 @@ pub struct SelfAttention {
     #[module(skip)]
     normalizer: Normalizer,
     #[module(skip)]
+    selective: Option<Selective>,
+    #[module(skip)]
     sink: SinkKind,
     #[module(skip)]
     clamp: Option<f64>,
@@ -91,6 +93,7 @@ impl SelfAttention {
             norm_epsilon: plan.norm_eps,
             softcap: plan.attn_softcap,
             normalizer: plan.normalizer,
+            selective: plan.selective_attention,
             sink: plan.sink,
             clamp: plan.clip_qkv,
             temperature: plan.attn_temperature,
@@ -143,7 +146,8 @@ impl SelfAttention {
             SinkKind::OffByOne => Some(one()),
             SinkKind::Learned => self.sinks.as_ref().map(Param::val),
         };
-        Scoring { scale: self.scale, softcap: self.softcap, sinks, normalizer: self.normalizer }
+        let (normalizer, selective) = (self.normalizer, self.selective);
+        Scoring { scale: self.scale, softcap: self.softcap, sinks, normalizer, selective }
     }
 
     /// `[B, L, M]` to `[B, L, M]`.
@@ -233,6 +237,10 @@ impl SelfAttention {
         }
         let len = x.dims()[1];
         let ([q, k, _], mut from_rows) = self.attention_inputs(x, context);
+        if self.selective.is_some() {
+            // the last query needs what all others mask
+            return Some(attention::seen(q, k, &self.scoring(), &context.scores(from_rows)).last());
+        }
         if let Some(relative) = &mut from_rows.relative {
             relative.rows = relative.rows.clone().narrow(2, len - 1, 1);
         }

@@ -1,6 +1,6 @@
 //! A self-attention branch with its norm and its residual: `base + out(attention(qkv(norm(x))))`.
 
-use super::attention::{self, AttentionCall, ScoreInputs, Scoring};
+use super::attention::{self, AttentionCall, MaskedBefore, ScoreInputs, Scoring};
 use super::qk_scaling::{self, QkScaling};
 use super::residual::{ResidualBase, ResidualInput};
 use super::{
@@ -293,6 +293,7 @@ impl AttentionLayerOp {
                 householder: None,
                 evicted: 0,
                 first_head,
+                masked: MaskedBefore::default(),
             };
             self.scores.forward(inputs, call, ViewMut::new(&mut a[first_head * dims.value_dim..], merged));
         }

@@ -195,6 +195,7 @@ fn check_layer(task: Option<&TaskConfig>, layer: &LayerSettings, geometry: &Geom
     check_attention(&encoding, layer, (geometry, model))?;
     check_gates(task, &encoding, layer.attention)?;
     check_normalizer(task, &encoding, &model.block)?;
+    check_selective(task, &encoding, &model.block)?;
     check_direction(task, &encoding, &model.block)
 }
 
@@ -255,6 +256,50 @@ fn check_normalizer(task: Option<&TaskConfig>, encoding: &Encoding, block: &Bloc
         return refuse("model.block.normalizer", message, "set it to \"softmax\" or \"softpick\", or train a decoder");
     }
     Ok(())
+}
+
+/// Selective attention takes what one head scores off the scores of all, for queries in an order; so it needs a softmax of scores by
+/// distance or of a score map.
+fn check_selective(task: Option<&TaskConfig>, encoding: &Encoding, block: &BlockConfig) -> Result<()> {
+    if block.selective_attention.is_none() {
+        return Ok(());
+    }
+    let refuse = |message: String, hint: &str| {
+        Err(Error::Config { place: "model.block.selective_attention".to_owned(), message, hint: hint.to_owned() })
+    };
+    if !block.normalizer.is_softmax() {
+        let message = format!("selective attention masks keys of the softmax, not of `{}`", block.normalizer.kind());
+        return refuse(message, "remove it, or set model.block.normalizer = \"softmax\"");
+    }
+    if OutputHead::of(task).is_bidirectional() {
+        let message = "selective attention masks keys for later queries, but an encoder attends in both directions";
+        return refuse(message.to_owned(), "remove it, or train a decoder");
+    }
+    if encoding.sink_tokens.is_some() {
+        let message = "selective attention does not support first tokens that stay visible under a window".to_owned();
+        return refuse(message, "remove it, or remove sink_tokens");
+    }
+    match encoding.entry() {
+        Injection::Nowhere
+        | Injection::Embeddings
+        | Injection::Rotation { decays: false }
+        | Injection::ContentRotation { decays: false, .. }
+        | Injection::QueryKeyMap { widens: false }
+        | Injection::Scores(_)
+        | Injection::ScoreMod { .. } => Ok(()),
+        Injection::Rotation { decays: true }
+        | Injection::ContentRotation { decays: true, .. }
+        | Injection::QueryKeyMap { widens: true }
+        | Injection::Gates { .. }
+        | Injection::FeatureGates { .. }
+        | Injection::RelativeBias
+        | Injection::PathBias
+        | Injection::Householder { .. }
+        | Injection::Code => {
+            let message = format!("selective attention does not support {}", encoding.label());
+            refuse(message, "remove it, or use an encoding by distance, such as kerple_log or rotary")
+        }
+    }
 }
 
 /// Gates of linear attention are sums from the first token on, which an encoder's last row cannot be met by.
@@ -351,6 +396,7 @@ fn check_attention(
         ("model.block.attn_temperature", block.attn_temperature.is_some()),
         ("model.block.attn_softcap", block.attn_softcap.is_some()),
         ("model.block.normalizer", !block.normalizer.is_softmax()),
+        ("model.block.selective_attention", block.selective_attention.is_some()),
         ("model.block.sink", block.sink != SinkKind::None),
     ] {
         if is_set {
