@@ -5,6 +5,7 @@ pub(crate) mod engines;
 mod gates;
 mod kernels;
 mod path;
+mod self_extend;
 
 use crate::case::Case;
 use crate::methods::{ReferenceMethod, method};
@@ -17,7 +18,7 @@ use kerple_core::encoding::{Encoding, Geometry, Method, TableGradient, fox};
 use kerple_core::forms::{AttnTemperature, DistanceTable, Normalizer, SOFTPICK_EPS, Selective, StickBreaking};
 
 /// Methods of the same collection that there is no engine for, by how the names of their cases begin.
-const NOT_BUILT: [(&str, &str); 1] = [("rotary/self_extend", "distances that are grouped")];
+const NOT_BUILT: [(&str, &str); 0] = [];
 
 /// Why a case of this name is not covered, if it is known and is not.
 pub fn not_built(name: &str) -> Option<&'static str> {
@@ -40,6 +41,7 @@ pub fn runner(name: &str) -> Option<CaseRunner> {
         "decode" => Some(kernels::decode),
         "theory" if name == "theory/far_mass" => Some(far_mass),
         "theory" => Some(crate::theory::learned_positions),
+        "rotary" if name == "rotary/self_extend" => Some(self_extend::run),
         "rotary" if !["rotary/xpos", "rotary/clocked"].contains(&name) => Some(crate::attention::run),
         _ => None,
     }

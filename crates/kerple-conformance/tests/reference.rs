@@ -47,7 +47,7 @@ fn every_reference_value_of_interchange_is_met() {
 
 #[test]
 fn every_reference_value_of_clocks_is_met() {
-    every_case_passes("clocks", 36);
+    every_case_passes("clocks", 37);
 }
 
 #[test]

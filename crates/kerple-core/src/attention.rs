@@ -19,6 +19,8 @@
 //! | [`row_block`] | [`Selection`] with tables by distance | O(L) |
 //! | [`householder`] | [`ScoreTransform::Householder`] | O(L) |
 //!
+//! [`grouped`] joins two calls of [`tiled`], of near and of far keys (Self-Extend).
+//!
 //! [`forward`] and [`backward`] choose between the last three, whose results are bitwise equal at any
 //! number of threads. A NaN reaches every result that depends on it. It may also reach a query that
 //! does not attend to it: a tile multiplies the values it has masked by 0.
@@ -32,6 +34,7 @@
 mod compiled;
 mod documents;
 mod dropout;
+pub mod grouped;
 pub mod householder;
 mod intervals;
 pub mod linear;

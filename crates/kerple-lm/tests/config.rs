@@ -571,3 +571,36 @@ fn selective_attention_refuses_what_it_does_not_support() {
         plan(&[selective, &format!("encoding.kind={kind}")]).unwrap_or_else(|error| panic!("{kind}: {error}"));
     }
 }
+
+/// Far keys at positions of groups are for evaluation, and for softmax attention of decoders.
+#[test]
+fn self_extend_is_for_the_evaluation_of_trained_models() {
+    let scaling = "{ kind = \"self_extend\", group_size = 4, neighbor_window = 8 }";
+    for (overrides, says) in [
+        (
+            vec!["encoding.kind=rotary".to_owned(), format!("encoding.scaling={scaling}")],
+            "encoding.scaling: self_extend.group_size4.neighbor_window8 is for the evaluation of trained models only",
+        ),
+        (
+            vec![format!("model.layers.a={{ at = [0], encoding = {{ kind = \"rotary\", scaling = {scaling} }} }}")],
+            "model.layers.a.encoding.scaling: self_extend.group_size4.neighbor_window8 is for the evaluation",
+        ),
+    ] {
+        let refused = plan(&overrides.iter().map(String::as_str).collect::<Vec<_>>()).expect_err(says).to_string();
+        assert!(refused.contains(says) && refused.contains("--rope-scaling"), "{refused}");
+    }
+    let scaling: kerple_core::encoding::scaling::RopeScaling =
+        serde_json::from_value(serde_json::json!("self_extend")).unwrap();
+    for (key, says) in [
+        ("model.block.normalizer=softpick", "does not support the normalizer softpick"),
+        ("model.block.selective_attention=exclusive", "does not support selective attention"),
+        ("model.block.attention={ linear = { feature_map = \"elu\" } }", "does not support linear attention"),
+        ("encoding={ kind = \"rotary\", window = 9, sink_tokens = 2 }", "does not support first tokens"),
+        ("data.task=even_pairs", "does not support an encoder"),
+    ] {
+        let plan = plan(&["encoding.kind=rotary", key]).unwrap_or_else(|error| panic!("{key}: {error}"));
+        let refused =
+            plan.check_evaluated(&plan.encoding.with_rope_scaling(scaling).unwrap()).expect_err(key).to_string();
+        assert!(refused.contains(says), "{refused}");
+    }
+}

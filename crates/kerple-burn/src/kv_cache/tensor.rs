@@ -5,6 +5,7 @@ use crate::attention_context::{AttentionContext, FromRows, PathTensors, ScoreCon
 use crate::heads::Heads;
 use crate::implementation::Impl;
 use crate::ops::attention::{self, MaskedAfter, Scoring};
+use crate::ops::grouped_attention::{self, TurnedRows};
 use crate::ops::linear_attention::{self, LinearAttentionSettings};
 use crate::ops::qk_scaling::RowsBefore;
 use burn::tensor::Tensor;
@@ -22,6 +23,8 @@ pub struct TensorKv {
     path_keys: Option<Tensor<4>>,
     /// What selective attention has masked of the keys so far, `[B, 1, 1, L]`.
     masked: Option<Tensor<4>>,
+    /// Keys as they are turned for far queries, `[B, G, L, D]`, where those have positions of groups.
+    far_keys: Option<Tensor<4>>,
     linear: Option<LinearAttentionSettings>,
     implementation: Impl,
     pub(super) rows_before: RowsBefore,
@@ -32,8 +35,19 @@ impl TensorKv {
     pub(super) fn new(linear: Option<LinearAttentionSettings>, implementation: Impl) -> TensorKv {
         let (rows_before, context) = (RowsBefore::default(), None);
         let (gates, feature_gates, path_keys) = (None, None, None);
-        let (rows, masked) = (None, None);
-        TensorKv { rows, gates, feature_gates, path_keys, masked, linear, implementation, rows_before, context }
+        let (rows, masked, far_keys) = (None, None, None);
+        TensorKv {
+            rows,
+            gates,
+            feature_gates,
+            path_keys,
+            masked,
+            far_keys,
+            linear,
+            implementation,
+            rows_before,
+            context,
+        }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -55,6 +69,13 @@ impl TensorKv {
         let [batch, len, _] = qkv.dims();
         let [q, k, v] = heads.unpack(qkv);
         let rope = context.rope.as_deref();
+        let grouped = rope.and_then(|rope| rope.grouped());
+        let far = grouped.map(|grouped| {
+            let far_keys = extended(self.far_keys.take(), Some(attention::rotate(k.clone(), Some(&grouped.keys))));
+            self.far_keys.clone_from(&far_keys);
+            let far = [attention::rotate(q.clone(), Some(&grouped.queries)), far_keys.expect("the new ones at least")];
+            (far, grouped.window)
+        });
         let (q, k) = (attention::rotate(q, rope), attention::rotate(k, rope));
         let [k, v] = match self.rows.take() {
             Some([keys, values]) => [Tensor::cat(vec![keys, k], 2), Tensor::cat(vec![values, v], 2)],
@@ -81,6 +102,11 @@ impl TensorKv {
             ..context.scores(FromRows { gates: gates.clone(), feature_gates, relative, path, householder })
         };
         let a = match &self.linear {
+            None if far.is_some() => {
+                let (far, window) = far.expect("it is some");
+                let rows = TurnedRows { near: [q, k], far, window };
+                grouped_attention::attention(rows, v, scoring.clone(), &context.mask, self.implementation)
+            }
             None if scoring.selective.is_some() => {
                 let before = self.masked.take().map(|masked| {
                     let of_new = Tensor::zeros([batch, 1, 1, len], (&masked.device(), masked.dtype()));

@@ -7,6 +7,7 @@ use crate::implementation::Impl;
 use crate::kv_cache::KvCache;
 use crate::ops::attention::{self, AttentionScores, Scoring, default_scale};
 use crate::ops::attention_layer::{self, AttentionLayer};
+use crate::ops::grouped_attention::TurnedRows;
 use crate::ops::qk_scaling::{self, QkScaling, RowsBefore};
 use crate::ops::{ResidualBase, content_rotation, linear, linear_attention, norm, query_key_map, relative};
 use crate::plan::{BlockConfig, BlockSizes, ResidualKind, SinkKind};
@@ -213,12 +214,24 @@ impl SelfAttention {
         ([attention::rotate(q, rope), attention::rotate(k, rope), v], from_rows)
     }
 
+    /// Queries and keys of a layer whose far keys have positions of groups; reference implementation.
+    fn grouped_rows(&self, x: &Tensor<3>, context: &AttentionContext) -> Option<TurnedRows> {
+        let rope = context.rope.as_deref()?;
+        let (grouped, len) = (rope.grouped()?, x.dims()[1]);
+        let (_, qkv, heads) = self.projected(x.clone(), context, len, None);
+        let [q, k, _] = heads.unpack(qkv);
+        Some(grouped.turned(rope, q, k))
+    }
+
     /// The weight of every key for every query, `[B, H, L, L]`, by the reference: for pictures and measures of short sequences.
     ///
     /// # Panics
     /// When there are fewer key heads than query heads and attention is linear: plans of such models are refused.
     pub fn weights(&self, x: Tensor<3>, context: &AttentionContext) -> Tensor<4> {
         let [batch, len, _] = x.dims();
+        if let Some(rows) = self.grouped_rows(&x, context) {
+            return attention::grouped_weights(&rows, &self.scoring(), &context.scores(FromRows::default()));
+        }
         let ([q, k, v], from_rows) = self.attention_inputs(x, context);
         let Some(linear) = &self.linear else {
             return attention::weights(q, k, &self.scoring(), &context.scores(from_rows));
@@ -234,6 +247,10 @@ impl SelfAttention {
     pub fn last_scores(&self, x: Tensor<3>, context: &AttentionContext) -> Option<AttentionScores> {
         if self.is_linear() {
             return None;
+        }
+        if let Some(rows) = self.grouped_rows(&x, context) {
+            let scores = context.scores(FromRows::default());
+            return Some(attention::grouped_seen(&rows, &self.scoring(), &scores).last());
         }
         let len = x.dims()[1];
         let ([q, k, _], mut from_rows) = self.attention_inputs(x, context);

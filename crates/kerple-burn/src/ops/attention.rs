@@ -14,9 +14,9 @@ pub(super) use cumsum::running_sums;
 pub use query_chunks::query_chunked;
 pub(super) use reference::gate_differences;
 pub use reference::{AttentionScores, reference, seen, weights};
-pub(crate) use reference::{MaskedAfter, selective_after};
+pub(crate) use reference::{MaskedAfter, grouped_reference, grouped_seen, grouped_weights, selective_after};
 
-use super::{gates, score_mods};
+use super::{gates, grouped_attention, score_mods};
 use crate::attention_context::{
     AttentionBias, AttentionContext, AttentionMask, FromRows, HouseholderTensors, KernelTensors, PathTensors,
     RelativeTensors, RotaryTables, ScoreContext,
@@ -31,6 +31,7 @@ use crate::implementation::Impl;
 use crate::parameters::{flat, on_host};
 use crate::with_element;
 use burn::tensor::Tensor;
+use kerple_core::attention::grouped::{self, GroupedRows};
 use kerple_core::attention::{
     self, AttentionDims, AttentionGradients, AttentionProblem, HouseholderGradients, LearnedPositions, PackedDocuments,
     PathGradients, PositionGradients, PositionKernel, RelativeGradients, Strides, View, ViewMut,
@@ -147,6 +148,15 @@ pub fn rotated(
     implementation: Impl,
 ) -> Tensor<4> {
     let rope = context.rope.as_deref();
+    if let Some((rope, grouped)) = rope.and_then(|rope| Some((rope, rope.grouped()?))) {
+        return grouped_attention::attention(
+            grouped.turned(rope, q, k),
+            v,
+            scoring.into(),
+            &context.mask,
+            implementation,
+        );
+    }
     attention(rotate(q, rope), rotate(k, rope), v, scoring, &context.scores(FromRows::default()), implementation)
 }
 
@@ -345,6 +355,19 @@ impl ScoreInputs {
         let mut lse = zeros(dims.batch * dims.heads * dims.queries);
         self.with_problem(inputs, call, |problem| attention::forward(problem, q, k, v, out, &mut lse));
         lse
+    }
+
+    /// The forward of a call whose far keys, from a distance on, have rows of their own.
+    pub(crate) fn grouped_forward<T: FloatElement>(
+        &self,
+        inputs: &[HostArray],
+        call: AttentionCall<T>,
+        (rows, window): (GroupedRows<T>, usize),
+        out: ViewMut<T>,
+    ) {
+        let dims = call.dims;
+        let mut lse = zeros(dims.batch * dims.heads * dims.queries);
+        self.with_problem(inputs, call, |problem| grouped::forward(problem, window, rows, out, &mut lse));
     }
 
     /// What the queries of a call and those before it have masked for later ones, `[B, K]`, in selective attention.

@@ -403,31 +403,6 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
         }
     }
 
-    fn check_selection(&self, Selection { before, .. }: Selection) {
-        let AttentionDims { batch, heads, keys, head_dim, value_dim, .. } = self.dims;
-        assert!(self.mask.sides() == Sides::OneSided, "selective attention requires causal attention");
-        assert!(self.mask.sink_tokens() == 0, "selective attention does not keep first tokens visible");
-        assert!(self.normalizer.is_softmax(), "selective attention is for softmax, not {}", self.normalizer.kind());
-        assert!(self.intervals.is_none(), "selective attention does not take intervals");
-        assert!(heads > 0, "selective attention needs a first head");
-        let is_square = head_dim == value_dim;
-        assert!(is_square, "selective attention takes value_dim = head_dim, got {value_dim} and {head_dim}");
-        let by_distance = match self.scores {
-            ScoreTransform::Mod(_) => true,
-            ScoreTransform::Path(_) | ScoreTransform::Householder(_) => false,
-            ScoreTransform::Table(of) => {
-                let ScoreTable { feature_decay, decay_cumsum, gate_cumsum, positions, relative, .. } = of;
-                let plain = feature_decay.is_none() && decay_cumsum.is_none() && gate_cumsum.is_none();
-                plain && positions.is_none() && relative.is_none()
-            }
-        };
-        assert!(by_distance, "selective attention takes bias and weight by distance or a score modification");
-        if let Some(before) = before {
-            assert!(self.documents.is_none(), "selective attention of packed documents starts with the documents");
-            crate::check_shape!(before, B = batch, K = keys);
-        }
-    }
-
     fn check_intervals(&self, intervals: &[KeyInterval]) {
         let AttentionDims { batch, queries, keys, .. } = self.dims;
         assert!(self.lengths.is_none() && self.documents.is_none(), "intervals exclude lengths and documents");

@@ -2,6 +2,7 @@
 
 mod decay_cumsum;
 mod documents;
+mod grouped;
 mod householder;
 mod intervals;
 mod layout;

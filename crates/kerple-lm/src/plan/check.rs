@@ -196,6 +196,7 @@ fn check_layer(task: Option<&TaskConfig>, layer: &LayerSettings, geometry: &Geom
     check_gates(task, &encoding, layer.attention)?;
     check_normalizer(task, &encoding, &model.block)?;
     check_selective(task, &encoding, &model.block)?;
+    check_grouped(task, &encoding, layer.attention, &model.block)?;
     check_direction(task, &encoding, &model.block)
 }
 
@@ -300,6 +301,48 @@ fn check_selective(task: Option<&TaskConfig>, encoding: &Encoding, block: &Block
             refuse(message, "remove it, or use an encoding by distance, such as kerple_log or rotary")
         }
     }
+}
+
+/// Far keys at positions of groups are for the softmax of a decoder.
+fn check_grouped(
+    task: Option<&TaskConfig>,
+    encoding: &Encoding,
+    attention: &AttentionKind,
+    block: &BlockConfig,
+) -> Result<()> {
+    let Some(scaling) = encoding.scaling().filter(|scaling| scaling.grouped().is_some()) else { return Ok(()) };
+    let unsupported = [
+        ("linear attention".to_owned(), attention.linear().is_some()),
+        (format!("the normalizer {}", block.normalizer.kind()), !block.normalizer.is_softmax()),
+        ("selective attention".to_owned(), block.selective_attention.is_some()),
+        ("first tokens that stay visible under a window".to_owned(), encoding.sink_tokens.is_some()),
+        ("an encoder, which attends in both directions".to_owned(), OutputHead::of(task).is_bidirectional()),
+    ];
+    match unsupported.into_iter().find(|(_, is_set)| *is_set) {
+        None => Ok(()),
+        Some((what, _)) => Err(Error::Config {
+            place: "encoding.scaling".to_owned(),
+            message: format!("{} does not support {what}", scaling.label()),
+            hint: "use another scaling, such as yarn".to_owned(),
+        }),
+    }
+}
+
+/// Refuses to train with what only changes how a trained model is evaluated.
+pub(super) fn check_trained_scaling(encoding: &Encoding, model: &ModelPlan) -> Result<()> {
+    let of_model = std::iter::once(("encoding.scaling".to_owned(), encoding.clone()));
+    let others = model.other_encodings();
+    let of_kinds = others.into_iter().map(|(name, other)| (format!("model.layers.{name}.encoding.scaling"), other));
+    for (place, encoding) in of_model.chain(of_kinds) {
+        if let Some(scaling) = encoding.scaling().filter(|scaling| scaling.grouped().is_some()) {
+            return Err(Error::Config {
+                place,
+                message: format!("{} is for the evaluation of trained models only", scaling.label()),
+                hint: format!("remove it, and evaluate with --rope-scaling {}", scaling.label()),
+            });
+        }
+    }
+    Ok(())
 }
 
 /// Gates of linear attention are sums from the first token on, which an encoder's last row cannot be met by.

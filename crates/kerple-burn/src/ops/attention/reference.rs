@@ -7,6 +7,7 @@ use crate::attention_context::{
     ScoreContext,
 };
 use crate::implementation::Impl;
+use crate::ops::grouped_attention::TurnedRows;
 use crate::ops::householder;
 use crate::ops::matmul::product;
 use crate::ops::score_mods::{self, ScoreModInput};
@@ -93,6 +94,39 @@ pub fn seen(q: Tensor<4>, k: Tensor<4>, scoring: &Scoring, context: &ScoreContex
     let pairs = QueryKeyPairs::last([q.dims()[2], k.dims()[2]]);
     let q = shifted(q, &context.bias);
     ScoreTerms::of(scoring, context, pairs.keys.end).seen(q, k, &pairs)
+}
+
+/// Scores of near keys, and from the window on those of far ones.
+pub(crate) fn grouped_seen(rows: &TurnedRows, scoring: &Scoring, context: &ScoreContext) -> AttentionScores {
+    let [q, k] = &rows.near;
+    let pairs = QueryKeyPairs::last([q.dims()[2], k.dims()[2]]);
+    let terms = ScoreTerms::of(scoring, context, pairs.keys.end);
+    let [near, far] = [&rows.near, &rows.far].map(|[q, k]| terms.seen(q.clone(), k.clone(), &pairs));
+    let is_far = pairs.distances(&q.device()).greater_equal_elem(rows.window as i64).unsqueeze::<4>();
+    let is_far = is_far.expand(near.mapped.dims());
+    AttentionScores {
+        scores: near.scores.mask_where(is_far.clone(), far.scores),
+        mapped: near.mapped.mask_where(is_far, far.mapped),
+        ..near
+    }
+}
+
+/// The weight of every key for every query, `[B, H, Q, K]`, with far keys turned by their groups.
+pub(crate) fn grouped_weights(rows: &TurnedRows, scoring: &Scoring, context: &ScoreContext) -> Tensor<4> {
+    let pairs = QueryKeyPairs::last([rows.near[0].dims()[2], rows.near[1].dims()[2]]);
+    let terms = ScoreTerms::of(scoring, context, pairs.keys.end);
+    terms.weights_of(grouped_seen(rows, scoring, context), &pairs)
+}
+
+/// Attention with far keys turned by their groups.
+pub(crate) fn grouped_reference(
+    rows: TurnedRows,
+    v: Tensor<4>,
+    scoring: &Scoring,
+    context: &ScoreContext,
+) -> Tensor<4> {
+    let v = repeat_heads(v, rows.near[0].dims()[1]);
+    product(grouped_weights(&rows, scoring, context), v, false, Impl::Reference)
 }
 
 /// Queries with what a method adds to them.
@@ -295,7 +329,11 @@ impl ScoreTerms {
 
     /// The weight of each key for each query, `[B, H, Q, K]`; the remainder of stick-breaking attention is weight of a query's own key.
     fn weights(&self, q: Tensor<4>, k: Tensor<4>, pairs: &QueryKeyPairs) -> Tensor<4> {
-        let AttentionScores { mapped, hidden, .. } = self.seen(q, k, pairs);
+        self.weights_of(self.seen(q, k, pairs), pairs)
+    }
+
+    fn weights_of(&self, scores: AttentionScores, pairs: &QueryKeyPairs) -> Tensor<4> {
+        let AttentionScores { mapped, hidden, .. } = scores;
         match self.settings.normalizer {
             Normalizer::Softmax => {}
             Normalizer::StickBreaking(choices) => return stick_breaking(mapped, hidden, choices, pairs),

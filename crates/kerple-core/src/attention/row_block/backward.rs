@@ -97,7 +97,21 @@ impl<T: Number> SimdKernel<T> for RowBlockBackward<'_, T> {
     fn run<L: Lanes<Number = T>>(self, lanes: L) {
         let RowBlockBackward { inputs, saved, gradients } = self;
         let AttentionDims { heads, kv_heads, queries, .. } = inputs.problem.dims;
-        let AttentionGradients { d_q, d_k, d_v, d_score_mod, d_sinks, d_bias, d_weight, d_path, .. } = gradients;
+        let AttentionGradients {
+            d_q,
+            d_k,
+            d_v,
+            d_score_mod,
+            d_sinks,
+            d_bias,
+            d_weight,
+            d_gate_cumsum: _,
+            d_decay_cumsum: _,
+            d_positions: _,
+            d_relative: _,
+            d_path,
+            d_householder: _,
+        } = gradients;
         sinks::backward(&inputs.problem, &saved, d_sinks);
         // what a query masks has a gradient from later ones
         let order = if inputs.problem.selection.is_some() { BlockOrder::LastToFirst } else { BlockOrder::FirstToLast };

@@ -19,9 +19,11 @@ use super::{RowBlockInputs, RowBlockTile};
 use crate::Number;
 use crate::attention::segments::{SegmentBlock, SegmentBlocks};
 use crate::attention::{
-    AttentionDims, AttentionProblem, DocumentSegment, ScoreTransform, Selection, Selective, Strides, ViewMut,
+    AttentionDims, AttentionProblem, DocumentSegment, ScoreTable, ScoreTransform, Selection, Selective, Strides,
+    ViewMut,
 };
 use crate::cpu::lanes::{Lanes, SimdKernel};
+use crate::forms::Sides;
 use crate::tiles::workers::{self, Turns};
 
 /// Numbers of all keys that blocks pass on, `[B, K]`.
@@ -301,5 +303,32 @@ impl<'a, T: Number> RowBlockInputs<'a, T> {
         };
         let dims = AttentionDims { heads: 1, kv_heads: 1, ..self.problem.dims };
         RowBlockInputs { problem: AttentionProblem { dims, scores, ..self.problem }, ..*self }
+    }
+}
+
+impl<T: Number> AttentionProblem<'_, T> {
+    pub(in crate::attention) fn check_selection(&self, Selection { before, .. }: Selection) {
+        let AttentionDims { batch, heads, keys, head_dim, value_dim, .. } = self.dims;
+        assert!(self.mask.sides() == Sides::OneSided, "selective attention requires causal attention");
+        assert!(self.mask.sink_tokens() == 0, "selective attention does not keep first tokens visible");
+        assert!(self.normalizer.is_softmax(), "selective attention is for softmax, not {}", self.normalizer.kind());
+        assert!(self.intervals.is_none(), "selective attention does not take intervals");
+        assert!(heads > 0, "selective attention needs a first head");
+        let is_square = head_dim == value_dim;
+        assert!(is_square, "selective attention takes value_dim = head_dim, got {value_dim} and {head_dim}");
+        let by_distance = match self.scores {
+            ScoreTransform::Mod(_) => true,
+            ScoreTransform::Path(_) | ScoreTransform::Householder(_) => false,
+            ScoreTransform::Table(of) => {
+                let ScoreTable { feature_decay, decay_cumsum, gate_cumsum, positions, relative, .. } = of;
+                let plain = feature_decay.is_none() && decay_cumsum.is_none() && gate_cumsum.is_none();
+                plain && positions.is_none() && relative.is_none()
+            }
+        };
+        assert!(by_distance, "selective attention takes bias and weight by distance or a score modification");
+        if let Some(before) = before {
+            assert!(self.documents.is_none(), "selective attention of packed documents starts with the documents");
+            crate::check_shape!(before, B = batch, K = keys);
+        }
     }
 }
