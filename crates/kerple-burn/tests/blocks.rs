@@ -65,7 +65,12 @@ fn check(plan: &BlockConfig, kind: &str, layer: usize, seed: u64) {
         || plan.normalizer == Normalizer::Softpick
         || plan.selective_attention.is_some()
         || matches!(plan.activation, Activation::Relu | Activation::Relu2);
-    let step = if kinked { 1e-5 } else { 1e-4 };
+    // the network of DAPE and selective attention together have kinks in every pair of tokens
+    let step = match (kinked, kind == "dape" && plan.selective_attention.is_some()) {
+        (_, true) => 1e-6,
+        (true, false) => 1e-5,
+        (false, false) => 1e-4,
+    };
     assert_slopes(&both, &x, &up, |both, x| both.forward(x, Impl::Kernel), &fused, step, &what);
     let values: usize =
         parameters::collect(&both.block).iter().map(|n| n.array.shape().iter().product::<usize>()).sum();
@@ -130,12 +135,7 @@ fn selective_attention_takes_maps_and_rotations() {
     let kinds = ["fire", "dape", "transformer_xl", "shaw", "cope", "kerple_bias_weight"];
     for (seed, kind) in kinds.into_iter().enumerate() {
         let selective_attention = Some([Selective::Exclusive, Selective::Inclusive][seed / 2 % 2]);
-        check(
-            &BlockConfig { selective_attention, attn_scale: Some(1.0), ..BlockConfig::default() },
-            kind,
-            0,
-            seed as u64 + 300,
-        );
+        check(&BlockConfig { selective_attention, ..BlockConfig::default() }, kind, 0, seed as u64 + 300);
     }
 }
 

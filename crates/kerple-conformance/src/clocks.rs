@@ -17,14 +17,6 @@ use kerple_core::calculus::geometry::far_share;
 use kerple_core::encoding::{Encoding, Geometry, Method, TableGradient, fox};
 use kerple_core::forms::{AttnTemperature, DistanceTable, Normalizer, SOFTPICK_EPS, Selective, StickBreaking};
 
-/// Methods of the same collection that there is no engine for, by how the names of their cases begin.
-const NOT_BUILT: [(&str, &str); 0] = [];
-
-/// Why a case of this name is not covered, if it is known and is not.
-pub fn not_built(name: &str) -> Option<&'static str> {
-    NOT_BUILT.into_iter().find(|(begins, _)| name.starts_with(begins)).map(|(_, what)| what)
-}
-
 /// What runs a case of this name.
 pub fn runner(name: &str) -> Option<CaseRunner> {
     if name == "clock/fox_bias_init" {
@@ -35,7 +27,7 @@ pub fn runner(name: &str) -> Option<CaseRunner> {
         "stick" if name.ends_with("log_clock") => Some(kernels::run),
         "nope" | "fox" | "cable" | "clock" | "sink" | "ssmax" | "stick" | "softpick" | "selective" => Some(run),
         "window" if name == "window/capped_distance" => Some(run),
-        "kclock" | "window" if not_built(name).is_none() => Some(kernels::run),
+        "kclock" | "window" => Some(kernels::run),
         "long" => Some(long),
         "path" => Some(path::run),
         "decode" => Some(kernels::decode),

@@ -587,7 +587,7 @@ fn self_extend_is_for_the_evaluation_of_trained_models() {
         ),
     ] {
         let refused = plan(&overrides.iter().map(String::as_str).collect::<Vec<_>>()).expect_err(says).to_string();
-        assert!(refused.contains(says) && refused.contains("--rope-scaling"), "{refused}");
+        assert!(refused.contains(says), "{refused}");
     }
     let scaling: kerple_core::encoding::scaling::RopeScaling =
         serde_json::from_value(serde_json::json!("self_extend")).unwrap();

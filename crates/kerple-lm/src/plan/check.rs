@@ -7,7 +7,7 @@ use crate::layers::LayerSettings;
 use kerple_burn::plan::{AttentionKind, BlockConfig, FeatureKind, LinearAttentionConfig, SinkKind};
 use kerple_core::attention::linear::CHUNK;
 use kerple_core::encoding::{ConfigError, Encoding, EncodingForm, Geometry, InLinear, Injection, ScoreModForm};
-use kerple_core::forms::AttnTemperature;
+use kerple_core::forms::{AttnTemperature, GroupedPositions};
 use kerple_core::score_mods::ScoreModSpec;
 use kerple_data::tasks::{TaskConfig, TaskInfo};
 use kerple_run::{StopRule, TrainingEnd};
@@ -334,11 +334,14 @@ pub(super) fn check_trained_scaling(encoding: &Encoding, model: &ModelPlan) -> R
     let others = model.other_encodings();
     let of_kinds = others.into_iter().map(|(name, other)| (format!("model.layers.{name}.encoding.scaling"), other));
     for (place, encoding) in of_model.chain(of_kinds) {
-        if let Some(scaling) = encoding.scaling().filter(|scaling| scaling.grouped().is_some()) {
+        if let Some((scaling, grouped)) = encoding.scaling().and_then(|scaling| Some((scaling, scaling.grouped()?))) {
+            let GroupedPositions { group_size, neighbor_window } = grouped;
+            let keys =
+                format!("kind = \"self_extend\", group_size = {group_size}, neighbor_window = {neighbor_window}");
             return Err(Error::Config {
                 place,
                 message: format!("{} is for the evaluation of trained models only", scaling.label()),
-                hint: format!("remove it, and evaluate with --rope-scaling {}", scaling.label()),
+                hint: format!("remove it, and evaluate with --rope-scaling '{{ {keys} }}'"),
             });
         }
     }
