@@ -615,6 +615,7 @@ def test_tables_without_torch_are_the_same():
         (lambda: Encoding("dape", 4, 6)(*inputs(heads=2)), "4 heads of 6"),
         (lambda: Encoding("dape", 4, 6)(*inputs(9, 3)), "9 queries"),
         (lambda: Encoding("kerple_log", 4, randomized=64), "randomized"),
+        (lambda: Encoding("rotary", 4, 8, scaling="self_extend"), "`scaling`: only `kerple eval`"),
         (lambda: KVCache().append(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 4, 4)), "alike"),
         (lambda: KVCache(window=0), "window = 0"),
     ],

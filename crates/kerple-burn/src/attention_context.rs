@@ -15,7 +15,7 @@ pub use kerple_core::forms::{LogLengthFactor, Mask};
 pub use linear::{DecayTensors, ExponentialTensors, LinearContext, StochasticCode};
 pub use mask::AttentionMask;
 pub(crate) use query_key_pairs::QueryKeyPairs;
-pub use rope::RotaryTables;
+pub use rope::{GroupedTables, RotaryTables};
 
 use crate::chunk::Chunk;
 use burn::tensor::Tensor;

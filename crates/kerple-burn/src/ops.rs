@@ -18,6 +18,7 @@ pub mod embedding;
 mod epilogue;
 pub mod feed_forward;
 pub(crate) mod gates;
+pub(crate) mod grouped_attention;
 pub mod householder;
 pub mod linear;
 pub mod linear_attention;

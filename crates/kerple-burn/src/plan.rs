@@ -2,7 +2,7 @@
 
 use crate::heads::Heads;
 use kerple_core::calculus::exponentials::{Amplitude, ErrorBudget, SumTolerance};
-use kerple_core::forms::{AttnTemperature, Normalizer};
+use kerple_core::forms::{AttnTemperature, Normalizer, Selective};
 use kerple_core::ops::activation::Activation;
 use serde::{Deserialize, Serialize};
 
@@ -74,6 +74,10 @@ pub struct BlockConfig {
     /// `normalizer = { kind = "stick_breaking", attend_current = true }`.
     #[serde(skip_serializing_if = "Normalizer::is_softmax")]
     pub normalizer: Normalizer,
+    /// Selective attention: positive scores of the first head at a key are taken off the scores of all heads at that key for later
+    /// queries, and where it is `inclusive` for the query itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub selective_attention: Option<Selective>,
     /// The attention sink in the softmax.
     #[serde(skip_serializing_if = "SinkKind::is_default")]
     pub sink: SinkKind,
@@ -137,6 +141,7 @@ impl Default for BlockConfig {
             ssmax: None,
             attn_temperature: None,
             normalizer: Normalizer::Softmax,
+            selective_attention: None,
             sink: SinkKind::None,
             attn_softcap: None,
             clip_qkv: None,

@@ -7,8 +7,9 @@ pub use snapshot::EncodingSnapshot;
 
 use crate::attention_context::{
     AngleProjection, AttentionBias, AttentionContext, AttentionMask, DecayTensors, ExponentialTensors,
-    FeatureGateProjection, GateProjection, HouseholderProjection, IncrementProjection, KernelTensors, LinearContext,
-    Mask, PathProjection, ProjectedIncrements, QueryKeyMapTensors, RelativeProjection, RotaryTables, StochasticCode,
+    FeatureGateProjection, GateProjection, GroupedTables, HouseholderProjection, IncrementProjection, KernelTensors,
+    LinearContext, Mask, PathProjection, ProjectedIncrements, QueryKeyMapTensors, RelativeProjection, RotaryTables,
+    StochasticCode,
 };
 use crate::forward_context::{ForwardContext, POSITIONS};
 use crate::implementation::{DeviceKind, Impl};
@@ -723,10 +724,21 @@ fn rotation(
     options: (&Device, DType),
     implementation: Impl,
 ) -> Arc<RotaryTables> {
-    let (cos, sin) = rotary.tables(places.iter());
-    let tables = RotaryTables::new(rotary.inv_freq.len(), cos, sin);
     let on_host = implementation.uses_kernels() && DeviceKind::of(options.0) == Some(DeviceKind::Cpu);
-    Arc::new(if on_host { tables } else { tables.held(options) })
+    let at = |place: &dyn Fn(usize) -> usize| {
+        let (cos, sin) = rotary.tables(places.iter().map(place));
+        let tables = RotaryTables::new(rotary.inv_freq.len(), cos, sin);
+        if on_host { tables } else { tables.held(options) }
+    };
+    let tables = at(&|place| place);
+    Arc::new(match rotary.grouped {
+        None => tables,
+        Some(grouped) => tables.with_grouped(GroupedTables {
+            window: grouped.neighbor_window,
+            queries: at(&|place| grouped.of_query(place)),
+            keys: at(&|place| grouped.of_key(place)),
+        }),
+    })
 }
 
 /// A parameter of the device's type of numbers.

@@ -20,7 +20,7 @@ use kerple_burn::plan::{
 };
 use kerple_burn::positional_encoding::PositionalEncoding;
 use kerple_core::encoding::{Encoding, Geometry, Method, fox, t5};
-use kerple_core::forms::{AttnTemperature, Normalizer, StickBreaking};
+use kerple_core::forms::{AttnTemperature, Normalizer, Selective, StickBreaking};
 
 /// A block and an encoding, so that the tables' gradients reach its parameters.
 #[derive(Module, Debug)]
@@ -63,8 +63,14 @@ fn check(plan: &BlockConfig, kind: &str, layer: usize, seed: u64) {
     let kinked = plan.clip_qkv.is_some()
         || kind == "dape"
         || plan.normalizer == Normalizer::Softpick
+        || plan.selective_attention.is_some()
         || matches!(plan.activation, Activation::Relu | Activation::Relu2);
-    let step = if kinked { 1e-5 } else { 1e-4 };
+    // the network of DAPE and selective attention together have kinks in every pair of tokens
+    let step = match (kinked, kind == "dape" && plan.selective_attention.is_some()) {
+        (_, true) => 1e-6,
+        (true, false) => 1e-5,
+        (false, false) => 1e-4,
+    };
     assert_slopes(&both, &x, &up, |both, x| both.forward(x, Impl::Kernel), &fused, step, &what);
     let values: usize =
         parameters::collect(&both.block).iter().map(|n| n.array.shape().iter().product::<usize>()).sum();
@@ -125,6 +131,15 @@ fn maps_take_what_becomes_of_queries_and_scores() {
 }
 
 #[test]
+fn selective_attention_takes_maps_and_rotations() {
+    let kinds = ["fire", "dape", "transformer_xl", "shaw", "cope", "kerple_bias_weight"];
+    for (seed, kind) in kinds.into_iter().enumerate() {
+        let selective_attention = Some([Selective::Exclusive, Selective::Inclusive][seed / 2 % 2]);
+        check(&BlockConfig { selective_attention, ..BlockConfig::default() }, kind, 0, seed as u64 + 300);
+    }
+}
+
+#[test]
 fn single_choices_equal_their_reference() {
     let default = BlockConfig::default();
     let temperature = Some(AttnTemperature { floor: 2.0, alpha: 0.5 });
@@ -159,6 +174,10 @@ fn single_choices_equal_their_reference() {
         BlockConfig { normalizer: stick_breaking(true, true), sink: SinkKind::None, ..softened(&default) },
         BlockConfig { normalizer: Normalizer::Softpick, ..default.clone() },
         BlockConfig { normalizer: Normalizer::Softpick, sink: SinkKind::None, ..softened(&default) },
+        BlockConfig { selective_attention: Some(Selective::Exclusive), attn_scale: Some(2.0), ..default.clone() },
+        BlockConfig { selective_attention: Some(Selective::Inclusive), n_kv_heads: Some(2), ..default.clone() },
+        BlockConfig { selective_attention: Some(Selective::Exclusive), ..softened(&default) },
+        BlockConfig { selective_attention: Some(Selective::Inclusive), ..softened(&default) },
         BlockConfig { clip_qkv: Some(0.4), qk_norm: true, ..softened(&default) },
         softened(&default),
         BlockConfig { clip_qkv: Some(0.4), ..default.clone() },

@@ -15,7 +15,7 @@ use kerple_burn::plan::{
 use kerple_burn::positional_encoding::PositionalEncoding;
 use kerple_core::attention::PackedDocuments;
 use kerple_core::encoding::{Encoding, Geometry};
-use kerple_core::forms::{AttnTemperature, Normalizer, StickBreaking};
+use kerple_core::forms::{AttnTemperature, Normalizer, Selective, StickBreaking};
 use std::sync::Arc;
 
 const SIZES: BlockSizes = BlockSizes { d_model: 8, n_heads: 4, head_dim: 6, d_hidden: 6 };
@@ -202,6 +202,28 @@ fn softmax_attention_packs_documents_with_every_encoding() {
             if at != 1 && !one_way {
                 check(&both, packing, true, None, seed + 2, &format!("{what} both ways"));
             }
+        }
+    }
+}
+
+/// Queries mask keys of their document, whose first key stays.
+#[test]
+fn selective_attention_packs_documents() {
+    let encodings = [
+        r#"{"kind":"none"}"#,
+        r#"{"kind":"kerple_bias_weight","window":3}"#,
+        r#"{"kind":"rotary"}"#,
+        r#"{"kind":"fire"}"#,
+        r#"{"kind":"fope"}"#,
+        r#"{"kind":"rotary_positions"}"#,
+    ];
+    for (seed, text) in (120..).zip(encodings) {
+        for (at, packing) in packings().iter().enumerate() {
+            let selective_attention = Some([Selective::Exclusive, Selective::Inclusive][(seed as usize + at) % 2]);
+            let plan = BlockConfig { selective_attention, attn_scale: Some(4.0), ..BlockConfig::default() };
+            let both = Both::new(text, &plan, seed);
+            let what = format!("{selective_attention:?} {text} {packing:?}");
+            check(&both, packing, false, (at == 1).then_some(1e-5), seed, &what);
         }
     }
 }

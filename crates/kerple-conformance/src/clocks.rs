@@ -5,6 +5,7 @@ pub(crate) mod engines;
 mod gates;
 mod kernels;
 mod path;
+mod self_extend;
 
 use crate::case::Case;
 use crate::methods::{ReferenceMethod, method};
@@ -14,16 +15,7 @@ use gates::GateInputs;
 use kerple_core::attention::AttentionDims;
 use kerple_core::calculus::geometry::far_share;
 use kerple_core::encoding::{Encoding, Geometry, Method, TableGradient, fox};
-use kerple_core::forms::{AttnTemperature, DistanceTable, Normalizer, SOFTPICK_EPS, StickBreaking};
-
-/// Methods of the same collection that there is no engine for, by how the names of their cases begin.
-const NOT_BUILT: [(&str, &str); 2] =
-    [("selective/", "selective attention"), ("rotary/self_extend", "distances that are grouped")];
-
-/// Why a case of this name is not covered, if it is known and is not.
-pub fn not_built(name: &str) -> Option<&'static str> {
-    NOT_BUILT.into_iter().find(|(begins, _)| name.starts_with(begins)).map(|(_, what)| what)
-}
+use kerple_core::forms::{AttnTemperature, DistanceTable, Normalizer, SOFTPICK_EPS, Selective, StickBreaking};
 
 /// What runs a case of this name.
 pub fn runner(name: &str) -> Option<CaseRunner> {
@@ -33,14 +25,15 @@ pub fn runner(name: &str) -> Option<CaseRunner> {
     match name.split('/').next()? {
         "ssmax" if name.ends_with("log_clock") => Some(kernels::run),
         "stick" if name.ends_with("log_clock") => Some(kernels::run),
-        "nope" | "fox" | "cable" | "clock" | "sink" | "ssmax" | "stick" | "softpick" => Some(run),
+        "nope" | "fox" | "cable" | "clock" | "sink" | "ssmax" | "stick" | "softpick" | "selective" => Some(run),
         "window" if name == "window/capped_distance" => Some(run),
-        "kclock" | "window" if not_built(name).is_none() => Some(kernels::run),
+        "kclock" | "window" => Some(kernels::run),
         "long" => Some(long),
         "path" => Some(path::run),
         "decode" => Some(kernels::decode),
         "theory" if name == "theory/far_mass" => Some(far_mass),
         "theory" => Some(crate::theory::learned_positions),
+        "rotary" if name == "rotary/self_extend" => Some(self_extend::run),
         "rotary" if !["rotary/xpos", "rotary/clocked"].contains(&name) => Some(crate::attention::run),
         _ => None,
     }
@@ -81,6 +74,15 @@ fn normalizer(case: &Case) -> Checked<Normalizer> {
     }
 }
 
+/// Whether the first head of a case masks keys.
+fn selective(case: &Case) -> Checked<Option<Selective>> {
+    if !case.id().starts_with("selective/") {
+        return Ok(None);
+    }
+    let inclusive = case.setting("inclusive").as_bool().ok_or("`inclusive` is neither true nor false")?;
+    Ok(Some(if inclusive { Selective::Inclusive } else { Selective::Exclusive }))
+}
+
 /// Attention with additive gates, sinks, scalable softmax and tables over distances.
 pub(crate) fn run(case: &Case) -> CaseResult {
     let inputs = case.attention()?;
@@ -105,6 +107,7 @@ pub(crate) fn run(case: &Case) -> CaseResult {
         gates: gates.as_ref().map(GateInputs::values),
         sinks,
         normalizer: normalizer(case)?,
+        selective: selective(case)?,
         slopes: case.keys("params").any(|key| key == "sm").then(|| case.param("sm")).transpose()?,
         temperature: match case.id() {
             "ssmax/temperature" => Some(AttnTemperature { floor: case.number("n0")?, alpha: case.number("alpha")? }),

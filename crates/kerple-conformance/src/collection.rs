@@ -101,7 +101,6 @@ impl Collection {
     /// Why a case of this collection is not covered, if it is known and is not.
     pub fn not_built(self, case: &Case) -> Option<&'static str> {
         match self {
-            Collection::Clocks => clocks::not_built(case.id()),
             Collection::Packed => packed::not_built(case.id()),
             _ => None,
         }

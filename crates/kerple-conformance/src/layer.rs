@@ -122,6 +122,7 @@ impl ReferenceLayer {
             dims: self.inputs.dims,
             scale: T::from_f64((self.inputs.dims.head_dim as f64).sqrt().recip()),
             normalizer: kerple_core::forms::Normalizer::Softmax,
+            selection: None,
             softcap: None,
             sinks: None,
             mask: Mask::causal(self.encoding.window, self.encoding.sink_tokens.unwrap_or(0)),

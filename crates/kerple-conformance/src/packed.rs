@@ -339,6 +339,7 @@ impl PackedCase {
             dims: self.dims,
             scale: T::from_f64(self.scale),
             normalizer: kerple_core::forms::Normalizer::Softmax,
+            selection: None,
             softcap: None,
             sinks: sinks.as_deref(),
             mask: self.mask,

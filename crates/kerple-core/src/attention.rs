@@ -16,7 +16,10 @@
 //! | [`tiled`] | [`ScoreTransform::Table`] | O(L), at the speed of the machine |
 //! | [`row_block`] | [`ScoreTransform::Mod`] | O(K) for each of a block of rows and each head |
 //! | [`row_block`] | [`ScoreTransform::Path`] | O(L) |
+//! | [`row_block`] | [`Selection`] with tables by distance | O(L) |
 //! | [`householder`] | [`ScoreTransform::Householder`] | O(L) |
+//!
+//! [`grouped`] joins two calls of [`tiled`], of near and of far keys (Self-Extend).
 //!
 //! [`forward`] and [`backward`] choose between the last three, whose results are bitwise equal at any
 //! number of threads. A NaN reaches every result that depends on it. It may also reach a query that
@@ -31,6 +34,7 @@
 mod compiled;
 mod documents;
 mod dropout;
+pub mod grouped;
 pub mod householder;
 mod intervals;
 pub mod linear;
@@ -48,7 +52,7 @@ pub mod tiled;
 
 pub use crate::forms::{
     HouseholderPath, LearnedPositions, Mask, Normalizer, PathBias, PositionKernel, RelativeBias, ScoreTable,
-    ScoreTransform, StickBreaking,
+    ScoreTransform, Selection, Selective, StickBreaking,
 };
 pub use crate::tiles::{Strides, View, ViewMut};
 pub(crate) use compiled::CompiledEngines;
@@ -59,6 +63,7 @@ pub use problem::{
     AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, HouseholderGradients, MAX_FEATURE_DECAY,
     PathGradients, PositionGradients, RelativeGradients,
 };
+pub use row_block::masked_sums;
 
 use crate::Number;
 
@@ -76,6 +81,7 @@ pub fn forward<T: Number>(
     lse: &mut [T],
 ) {
     match problem.scores {
+        _ if problem.selection.is_some() => row_block::forward(problem, q, k, v, out, lse),
         ScoreTransform::Table(_) => tiled::forward(problem, q, k, v, out, lse),
         ScoreTransform::Mod(_) | ScoreTransform::Path(_) => row_block::forward(problem, q, k, v, out, lse),
         ScoreTransform::Householder(_) => householder::forward(problem, q, k, v, out, lse),
@@ -88,6 +94,7 @@ pub fn forward<T: Number>(
 /// If a slice does not fit the sizes of `problem`, or two gradients share an element.
 pub fn backward<T: Number>(problem: &AttentionProblem<T>, saved: AttentionSaved<T>, gradients: AttentionGradients<T>) {
     match problem.scores {
+        _ if problem.selection.is_some() => row_block::backward(problem, saved, gradients),
         ScoreTransform::Table(_) => tiled::backward(problem, saved, gradients),
         ScoreTransform::Mod(_) | ScoreTransform::Path(_) => row_block::backward(problem, saved, gradients),
         ScoreTransform::Householder(_) => householder::backward(problem, saved, gradients),

@@ -6,6 +6,7 @@
 //! * [`DistanceTable`] and [`ScoreMod`] (a score modification) change scores between the product
 //!   and the softmax: an engine takes one of them as [`ScoreTransform`], with an attention [`Mask`].
 //! * A [`Normalizer`] is how the logits of a row become its weights. It is a choice of the layer, not of a method.
+//! * A [`Selection`] takes off scores what earlier queries of the first head have scored (selective attention), likewise.
 //! * [`ForgetGates`] are computed from a layer's own rows; their cumulative sums enter scores in addition
 //!   to tables.
 //! * [`LearnedPositions`] are running sums of steps that a layer computes from its own rows; a kernel of their differences
@@ -24,6 +25,7 @@ mod code;
 mod normalizer;
 mod position_kernel;
 mod scores;
+mod selection;
 
 pub use code::{CodeForm, CodeKind, DrawnCode};
 pub use normalizer::{Normalizer, SOFTPICK_EPS, StickBreaking};
@@ -33,6 +35,7 @@ pub use scores::{
     ScoreTransform, Strided, ValueMod,
 };
 pub(crate) use scores::{visible_keys, visible_sink_tokens};
+pub use selection::{Selection, Selective};
 
 /// The attention mask: which keys a query attends to, by the distance `d = i - j` from query to key.
 ///
@@ -266,6 +269,37 @@ pub struct Rotary {
     /// Per pair: products of its features are multiplied by `e^(-rate d)` at distance d; empty
     /// where none decay.
     pub decay_rates: Vec<f64>,
+    /// Other positions for keys that are far from a query; `None`: all are turned by their own.
+    pub grouped: Option<GroupedPositions>,
+}
+
+/// Positions of queries and keys at distances of `neighbor_window` and more (Self-Extend): those of groups, so that far distances stay
+/// within those of training.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct GroupedPositions {
+    /// Tokens that share one position, G.
+    pub group_size: usize,
+    /// Distances below it are those of tokens, W.
+    pub neighbor_window: usize,
+}
+
+impl Default for GroupedPositions {
+    fn default() -> Self {
+        GroupedPositions { group_size: 8, neighbor_window: 1024 }
+    }
+}
+
+impl GroupedPositions {
+    /// `floor(j / G)`
+    pub fn of_key(self, position: usize) -> usize {
+        position / self.group_size
+    }
+
+    /// `floor(i / G) + W - floor(W / G)`
+    pub fn of_query(self, position: usize) -> usize {
+        position / self.group_size + self.neighbor_window - self.neighbor_window / self.group_size
+    }
 }
 
 /// A gate of each token and head, which a layer makes of its own normed rows `x`: `ln sigmoid(x W + b)`. Scores get what the
@@ -372,7 +406,13 @@ impl QueryKeyMap {
     /// Cosines and sines of the rates at these positions.
     pub fn angles(&self) -> Rotary {
         let (QueryKeyMap::Polar(PolarMap { rates, .. }) | QueryKeyMap::Fourier(FourierMap { rates, .. })) = self;
-        Rotary { inv_freq: rates.clone(), amplitude: 1.0, bf16_positions: false, decay_rates: Vec::new() }
+        Rotary {
+            inv_freq: rates.clone(),
+            amplitude: 1.0,
+            bf16_positions: false,
+            decay_rates: Vec::new(),
+            grouped: None,
+        }
     }
 }
 
@@ -407,7 +447,7 @@ impl PathFeatures {
     /// The turn of features, `x1 cos n + x2 sin n` and `x2 cos n - x1 sin n`: against the rotation of queries and keys.
     pub fn rotary(&self) -> Rotary {
         let inv_freq = vec![-1.0; self.width / 2];
-        Rotary { inv_freq, amplitude: 1.0, bf16_positions: false, decay_rates: Vec::new() }
+        Rotary { inv_freq, amplitude: 1.0, bf16_positions: false, decay_rates: Vec::new(), grouped: None }
     }
 }
 

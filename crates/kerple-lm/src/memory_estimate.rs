@@ -31,9 +31,11 @@ mod caches;
 mod positions;
 
 use crate::error::{Error, Result};
+use crate::layers::LayerSettings;
 use crate::model::MOST_PREFILLED;
 use crate::plan::Plan;
 use kerple_burn::heads::Heads;
+use kerple_core::encoding::Injection;
 use kerple_core::ops::cross_entropy;
 pub use kerple_data::machine::MemoryLimit;
 use positions::ResidentPositions;
@@ -171,6 +173,7 @@ impl Plan {
         // what the backward of stick-breaking attention passes on from tile to tile
         let most_heads = all.iter().map(|heads| heads.heads).max().unwrap_or(0);
         let carried = if model.block.normalizer.stick_breaking().is_some() { 3 * most_heads } else { 0 };
+        let carried = carried + self.selective_numbers();
         let a_token = attention + model.n_layers * (branches + hidden) + heads + 10 * m + 2 * f + prepared + carried;
         let saving = bytes(&[3, self.parameters]);
         let evaluation = match self.train.eval_interval {
@@ -193,6 +196,17 @@ impl Plan {
             examples: A_TOKEN.saturating_mul(self.train.batch_size as u64).saturating_mul(self.sequence_len() as u64),
             program: program(),
         }
+    }
+
+    /// Numbers of a token that selective attention passes on in the backward of a layer: in f64 what is masked of its key and the gradient
+    /// in that, and gradients of tables over distances, which each sequence sums by itself.
+    fn selective_numbers(&self) -> usize {
+        let of_tables = |layer: LayerSettings| match layer.encoding.entry() {
+            Injection::Scores(tables) => (usize::from(tables.bias) + usize::from(tables.weight)) * layer.heads.heads,
+            _ => 0,
+        };
+        let tables = self.model.every_layer(&self.encoding).map(of_tables).max().unwrap_or(0);
+        if self.model.block.selective_attention.is_some() { 4 + tables } else { 0 }
     }
 
     /// What evaluating sequences of `length` tokens takes.

@@ -17,7 +17,7 @@ use crate::layers::{self, AllKeys, AttentionWindow};
 use crate::schedule::LrScheduler;
 use check::{
     check, check_block, check_chunk_len, check_documents, check_encodings, check_layers, check_logits, check_pooling,
-    check_task, check_train, check_until,
+    check_task, check_train, check_trained_scaling, check_until,
 };
 use difference::flatten;
 use heads::check_heads;
@@ -194,6 +194,7 @@ impl Plan {
             smaller model",
         )?;
         check_layers(task, &config.encoding, &geometry, &model)?;
+        check_trained_scaling(&config.encoding, &model)?;
         check_chunk_len(task, train.chunk_len, &model)?;
         if !config.data.documents.is_joined() {
             check_documents(task, train.chunk_len, &config.encoding, &model)?;

@@ -7,7 +7,7 @@ use kerple_burn::ops::loss::LossTargets;
 use kerple_burn::parameters;
 use kerple_burn::plan::{BlockConfig, NormKind, ResidualKind, SinkKind};
 use kerple_core::encoding::METHODS;
-use kerple_core::forms::{Normalizer, StickBreaking};
+use kerple_core::forms::{Normalizer, Selective, StickBreaking};
 use kerple_lm::config::TrainConfig;
 use kerple_lm::forward_context::ForwardContext;
 use kerple_lm::model::{Decoder, TokenBatch};
@@ -94,6 +94,7 @@ fn other_blocks_train_composed_as_fused() {
         BlockConfig { embedding_norm: true, clip_qkv: Some(0.05), lm_head_bias: true, ..default.clone() },
         BlockConfig { normalizer: Normalizer::StickBreaking(StickBreaking::default()), ..default.clone() },
         BlockConfig { normalizer: Normalizer::Softpick, n_kv_heads: Some(1), ..default.clone() },
+        BlockConfig { selective_attention: Some(Selective::Exclusive), n_kv_heads: Some(1), ..default.clone() },
         BlockConfig {
             norm: NormKind::Rms,
             glu: true,

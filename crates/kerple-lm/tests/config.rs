@@ -90,6 +90,8 @@ fn every_key_changes_the_plan() {
         "model.block.normalizer={ kind = \"stick_breaking\", attend_current = true }",
         "model.block.normalizer={ kind = \"stick_breaking\", remainder = false }",
         "model.block.normalizer=softpick",
+        "model.block.selective_attention=exclusive",
+        "model.block.selective_attention=inclusive",
         "model.block.attn_softcap=50.0",
         "model.padded_vocab_size=300",
         "model.block.tie_embeddings=true",
@@ -291,6 +293,7 @@ fn mistakes_are_named() {
         ("model.block.norm_eps=nan", "norm_eps"),
         ("model.block.dropout=1.0", "dropout"),
         ("model.block.init=zero", "zero"),
+        ("model.block.selective_attention=past", "unknown variant `past`, expected `exclusive` or `inclusive`"),
         ("model.block.normalizer=sparsemax", "unknown normalizer `sparsemax`, expected one of `softmax`"),
         ("model.block.normalizer={ kind = \"softpick\", remainder = true }", "unknown field `remainder`"),
         ("model.block.normalizer={ remainder = true }", "expected a name or a table with `kind`"),
@@ -378,6 +381,7 @@ fn what_gpus_have_no_kernel_for_is_named() {
     assert!(refused.contains("encoding.sink_tokens: the window of an encoder does not support"), "{refused}");
     assert_eq!(composed(&["model.block.attn_softcap=30", "model.block.sink=learned"]), "");
     assert_eq!(composed(&["model.block.normalizer=softpick"]), "the normalizer softpick");
+    assert_eq!(composed(&["model.block.selective_attention=exclusive"]), "selective attention");
     let linear = "model.block.attention={ linear = { feature_map = \"elu\" } }";
     let exact = "model.layers.exact={ at = [1], encoding = \"cope\", attention = \"softmax\" }";
     assert_eq!(composed(&[linear, exact]), "the score map of cope");
@@ -530,5 +534,73 @@ fn normalizers_refuse_what_they_do_not_support() {
             let keys = [format!("encoding.kind={encoding}"), format!("model.block.normalizer={normalizer}")];
             plan(&keys.each_ref().map(String::as_str)).unwrap_or_else(|error| panic!("{keys:?}: {error}"));
         }
+    }
+}
+
+/// Each refusal names its key, and the plan is accepted once its hint is followed.
+#[test]
+fn selective_attention_refuses_what_it_does_not_support() {
+    let selective = "model.block.selective_attention=exclusive";
+    let window = "encoding={ kind = \"alibi\", window = 9, sink_tokens = 4 }";
+    for (others, says, fix) in [
+        (
+            &["model.block.normalizer=softpick"][..],
+            "keys of the softmax, not of `softpick`",
+            "model.block.normalizer=softmax",
+        ),
+        (&["data.task=even_pairs"], "an encoder attends in both directions", "data.task=passkey"),
+        (&[window], "does not support first tokens that stay visible", "encoding={ kind = \"alibi\", window = 9 }"),
+        (
+            &["encoding.kind=none", "model.block.attention={ linear = { feature_map = \"elu\" } }"],
+            "linear attention does not support this key",
+            "model.block.attention=softmax",
+        ),
+        (&["model.layers.a={ at = [0], encoding = \"fox\" }"], "does not support fox", "model.layers.a.encoding=alibi"),
+    ] {
+        let overrides = [&[selective], others].concat();
+        let refused = plan(&overrides).expect_err(says).to_string();
+        assert!(refused.contains("model.block.selective_attention: ") && refused.contains(says), "{refused}");
+        plan(&[&overrides[..], &[fix]].concat()).unwrap_or_else(|error| panic!("{overrides:?} {fix}: {error}"));
+    }
+    for kind in ["xpos", "wall", "fox", "kerple_positions", "inkling", "grape_ap", "path", "pope"] {
+        let refused = plan(&[selective, &format!("encoding.kind={kind}")]).expect_err(kind).to_string();
+        assert!(refused.contains("model.block.selective_attention: selective attention does not support"), "{refused}");
+    }
+    for kind in ["none", "learned", "sinusoidal", "rotary", "alibi", "t5", "kerple_log", "fire", "dape", "cope", "fope"]
+    {
+        plan(&[selective, &format!("encoding.kind={kind}")]).unwrap_or_else(|error| panic!("{kind}: {error}"));
+    }
+}
+
+/// Far keys at positions of groups are for evaluation, and for softmax attention of decoders.
+#[test]
+fn self_extend_is_for_the_evaluation_of_trained_models() {
+    let scaling = "{ kind = \"self_extend\", group_size = 4, neighbor_window = 8 }";
+    for (overrides, says) in [
+        (
+            vec!["encoding.kind=rotary".to_owned(), format!("encoding.scaling={scaling}")],
+            "encoding.scaling: self_extend.group_size4.neighbor_window8 is for the evaluation of trained models only",
+        ),
+        (
+            vec![format!("model.layers.a={{ at = [0], encoding = {{ kind = \"rotary\", scaling = {scaling} }} }}")],
+            "model.layers.a.encoding.scaling: self_extend.group_size4.neighbor_window8 is for the evaluation",
+        ),
+    ] {
+        let refused = plan(&overrides.iter().map(String::as_str).collect::<Vec<_>>()).expect_err(says).to_string();
+        assert!(refused.contains(says), "{refused}");
+    }
+    let scaling: kerple_core::encoding::scaling::RopeScaling =
+        serde_json::from_value(serde_json::json!("self_extend")).unwrap();
+    for (key, says) in [
+        ("model.block.normalizer=softpick", "does not support the normalizer softpick"),
+        ("model.block.selective_attention=exclusive", "does not support selective attention"),
+        ("model.block.attention={ linear = { feature_map = \"elu\" } }", "does not support linear attention"),
+        ("encoding={ kind = \"rotary\", window = 9, sink_tokens = 2 }", "does not support first tokens"),
+        ("data.task=even_pairs", "does not support an encoder"),
+    ] {
+        let plan = plan(&["encoding.kind=rotary", key]).unwrap_or_else(|error| panic!("{key}: {error}"));
+        let refused =
+            plan.check_evaluated(&plan.encoding.with_rope_scaling(scaling).unwrap()).expect_err(key).to_string();
+        assert!(refused.contains(says), "{refused}");
     }
 }

@@ -4,7 +4,7 @@ use crate::common::{IDS, decoder, encoding, logits, maps, patterns, plan, plan_w
 use kerple_burn::implementation::Impl;
 use kerple_burn::plan::{AttentionKind, BlockConfig, LinearAttentionConfig, ResidualKind, SinkKind};
 use kerple_core::encoding::Encoding;
-use kerple_core::forms::{AttnTemperature, Normalizer, StickBreaking};
+use kerple_core::forms::{AttnTemperature, Normalizer, Selective, StickBreaking};
 use kerple_lm::config::TrainConfig;
 use kerple_lm::forward_context::ForwardContext;
 use kerple_lm::model::{Decoder, Sequence, TokenBatch};
@@ -32,6 +32,8 @@ fn models() -> Vec<(String, Decoder)> {
         },
         BlockConfig { n_kv_heads: Some(1), normalizer: STICK_BREAKING, ..BlockConfig::default() },
         BlockConfig { qk_norm: true, normalizer: Normalizer::Softpick, ..BlockConfig::default() },
+        BlockConfig { selective_attention: Some(Selective::Exclusive), n_kv_heads: Some(1), ..BlockConfig::default() },
+        BlockConfig { selective_attention: Some(Selective::Inclusive), qk_norm: true, ..BlockConfig::default() },
         BlockConfig { attention: AttentionKind::Linear(LinearAttentionConfig::default()), ..BlockConfig::default() },
     ];
     let with = |block: BlockConfig| (format!("{block:?}"), of(&plan_with(&encoding("kerple_log"), train(), block)));
@@ -47,6 +49,11 @@ fn models() -> Vec<(String, Decoder)> {
     ] {
         let encoding: Encoding = serde_json::from_str(text).unwrap();
         found.push((text.to_owned(), of(&plan_with(&encoding, train(), grouped.clone()))));
+    }
+    let selective = BlockConfig { selective_attention: Some(Selective::Exclusive), qk_norm: true, ..grouped };
+    for text in [r#"{"kind":"rotary","window":4}"#, r#"{"kind":"alibi","window":1}"#, r#"{"kind":"fire"}"#] {
+        let encoding: Encoding = serde_json::from_str(text).unwrap();
+        found.push((format!("selective {text}"), of(&plan_with(&encoding, train(), selective.clone()))));
     }
     found.extend(patterns(&train()).into_iter().map(|(what, plan)| (what.to_owned(), of(&plan))));
     found

@@ -93,6 +93,13 @@ fn plans_of_positions() -> Vec<(&'static str, Plan)> {
         of("gates", "encoding = \"fox\"", [32, 2], [1024, 4], None),
         of("gates of linear attention", &linear("\"fox\""), [32, 2], [4096, 1], None),
         of("Householder products", "encoding = { kind = \"path\", gate = true }", [4, 16], [1024, 4], None),
+        of(
+            "selective attention",
+            "encoding = \"kerple_bias_weight\"\nmodel.block.selective_attention = \"exclusive\"",
+            [8, 8],
+            [4096, 2],
+            None,
+        ),
         of("draws of positions", "encoding = { kind = \"rotary\", randomized = 16384 }", [4, 16], [4096, 2], None),
     ]
 }

@@ -5,7 +5,7 @@ use kerple_burn::implementation::Impl;
 use kerple_burn::ops::activation::Activation;
 use kerple_burn::plan::{BlockConfig, EmbeddingDropout, InitKind, NormKind, ResidualKind, SinkKind};
 use kerple_core::encoding::{Encoding, METHODS, Method, ParameterShare};
-use kerple_core::forms::{AttnTemperature, Normalizer, StickBreaking};
+use kerple_core::forms::{AttnTemperature, Normalizer, Selective, StickBreaking};
 use kerple_lm::config::{ModelConfig, Preset, RunConfig, TrainConfig};
 use kerple_lm::forward_context::ForwardContext;
 use kerple_lm::model::{Decoder, TokenBatch};
@@ -259,6 +259,8 @@ fn families() -> Vec<BlockConfig> {
         BlockConfig { normalizer: stick_breaking(false, true), n_kv_heads: Some(1), ..bare.clone() },
         BlockConfig { normalizer: stick_breaking(true, false), ssmax: Some(0.4), qk_norm: true, ..bare.clone() },
         BlockConfig { normalizer: Normalizer::Softpick, qk_norm: true, ..bare.clone() },
+        BlockConfig { selective_attention: Some(Selective::Exclusive), qk_norm: true, ..bare.clone() },
+        BlockConfig { selective_attention: Some(Selective::Inclusive), n_kv_heads: Some(1), ..bare.clone() },
         BlockConfig { norm: NormKind::Rms, glu: true, n_kv_heads: Some(1), activation: Activation::Silu, ..bare },
     ]
 }

@@ -13,6 +13,7 @@ mod linear;
 mod model;
 mod ranks;
 mod resuming;
+mod self_extend;
 mod stop_rule;
 mod tasks;
 mod train_state;

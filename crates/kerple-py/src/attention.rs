@@ -512,6 +512,7 @@ impl<'a, T: Number + Element> TypedArrays<'a, T> {
             softcap: cap,
             sinks,
             normalizer: Normalizer::Softmax,
+            selection: None,
             mask,
             lengths,
             documents,

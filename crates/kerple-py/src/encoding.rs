@@ -150,6 +150,12 @@ impl PyEncoding {
         if encoding.randomized.is_some() {
             return Err(refuse("`randomized`: only `kerple train` draws positions; leave it out".to_owned()));
         }
+        if let Some(scaling) = encoding.scaling().filter(|scaling| scaling.grouped().is_some()) {
+            let label = scaling.label();
+            return Err(refuse(format!(
+                "`scaling`: only `kerple eval` and `kerple sample` have {label}; leave it out"
+            )));
+        }
         let values = encoding.parameters(&geometry).iter().map(|p| p.len()).fold(0, usize::saturating_add);
         if values > MOST_VALUES {
             return Err(refuse(format!("the encoding learns {values} values; at most {MOST_VALUES} are allowed")));

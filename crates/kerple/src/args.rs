@@ -233,8 +233,8 @@ pub struct EvalArgs {
     /// Evaluate with an attention window of this many positions.
     #[arg(long, value_parser = count)]
     pub window: Option<usize>,
-    /// Evaluate with RoPE scaling: `linear`, `ntk`, `dynamic`, `yarn`, `llama3`, or keys as in a
-    /// run file, `{ kind = "yarn", factor = 4 }`.
+    /// Evaluate with RoPE scaling: `linear`, `ntk`, `dynamic`, `yarn`, `llama3`, `self_extend`, or
+    /// keys as in a run file, `{ kind = "yarn", factor = 4 }`.
     #[arg(long, value_parser = rope_scaling)]
     pub rope_scaling: Option<RopeScaling>,
     /// Split of the data.
@@ -410,6 +410,9 @@ pub struct SampleArgs {
     /// piano, else 1.
     #[arg(long)]
     pub top_p: Option<f64>,
+    /// Sample with RoPE scaling, as in `kerple eval`.
+    #[arg(long, value_parser = rope_scaling)]
+    pub rope_scaling: Option<RopeScaling>,
     #[command(flatten)]
     pub hardware: Hardware,
     /// Seed for sampling.

@@ -51,7 +51,7 @@ fn keys_of_blocks() -> Vec<String> {
 }
 
 /// Another value of every key of a block than [`RUN`] has, and whether it may be other.
-const BLOCKS: [(&str, &str, bool); 29] = [
+const BLOCKS: [(&str, &str, bool); 30] = [
     ("norm", "\"rms\"", false),
     ("norm_eps", "1e-6", false),
     ("embedding_norm", "true", false),
@@ -70,6 +70,7 @@ const BLOCKS: [(&str, &str, bool); 29] = [
     ("ssmax", "0.3", false),
     ("attn_temperature", "{ floor = 4.0, alpha = 0.5 }", false),
     ("normalizer", "\"softpick\"", false),
+    ("selective_attention", "\"exclusive\"", false),
     ("sink", "\"off_by_one\"", false),
     ("attn_softcap", "20.0", false),
     ("clip_qkv", "8.0", false),

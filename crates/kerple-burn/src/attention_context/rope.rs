@@ -13,6 +13,18 @@ pub struct RotaryTables {
     sin: Vec<f64>,
     held: Option<[Tensor<4>; 2]>,
     documents: Option<Arc<PackedDocuments>>,
+    grouped: Option<Arc<GroupedTables>>,
+}
+
+/// Angles of far queries and keys, whose positions are those of groups (Self-Extend).
+#[derive(Clone, Debug)]
+pub struct GroupedTables {
+    /// Keys at distances from here on are far.
+    pub window: usize,
+    /// Of queries.
+    pub queries: RotaryTables,
+    /// Of keys.
+    pub keys: RotaryTables,
 }
 
 impl RotaryTables {
@@ -23,7 +35,17 @@ impl RotaryTables {
     pub fn new(half: usize, cos: Vec<f64>, sin: Vec<f64>) -> RotaryTables {
         kerple_core::check_shape!(cos, L = cos.len() / half.max(1), half = half);
         kerple_core::check_shape!(sin, L = cos.len() / half.max(1), half = half);
-        RotaryTables { half, cos, sin, held: None, documents: None }
+        RotaryTables { half, cos, sin, held: None, documents: None, grouped: None }
+    }
+
+    /// The same with other angles for keys that are far from a query.
+    pub fn with_grouped(self, grouped: GroupedTables) -> RotaryTables {
+        RotaryTables { grouped: Some(Arc::new(grouped)), ..self }
+    }
+
+    /// Angles of far queries and keys, where they have their own.
+    pub fn grouped(&self) -> Option<&GroupedTables> {
+        self.grouped.as_deref()
     }
 
     /// The same with tensors that all layers share.
@@ -33,7 +55,12 @@ impl RotaryTables {
 
     /// The same for sequences of these documents, in each of which positions restart: the tables are those of the longest.
     pub(crate) fn of_documents(self, documents: Arc<PackedDocuments>) -> RotaryTables {
-        RotaryTables { held: None, documents: Some(documents), ..self }
+        let grouped = self.grouped.map(|grouped| {
+            let GroupedTables { window, queries, keys } = Arc::unwrap_or_clone(grouped);
+            let [queries, keys] = [queries, keys].map(|tables| tables.of_documents(documents.clone()));
+            Arc::new(GroupedTables { window, queries, keys })
+        });
+        RotaryTables { held: None, documents: Some(documents), grouped, ..self }
     }
 
     /// Whether every sequence has angles of its own.

@@ -6,10 +6,11 @@ use crate::attention_context::{
 };
 use crate::heads::Heads;
 use crate::host_array::HostArray;
-use crate::ops::attention::{AttentionCall, ScoreInputs, Scoring, dense};
+use crate::ops::attention::{AttentionCall, MaskedBefore, ScoreInputs, Scoring, dense};
 use crate::ops::qk_scaling::RowsBefore;
 use crate::parameters::on_host;
 use burn::tensor::{Tensor, TensorData};
+use kerple_core::attention::grouped::GroupedRows;
 use kerple_core::attention::householder::{HouseholderProducts, rewrite_keys};
 use kerple_core::attention::{AttentionDims, Strides, View, ViewMut};
 use kerple_core::forms::{HouseholderPath, PathBias, RelativeBias, Strided};
@@ -38,6 +39,10 @@ pub struct HostKv {
     decay_cumsum: Vec<f64>,
     /// Features of keys of a bias over paths, `[B, H, capacity, E]`, where there is one.
     path_keys: Vec<f32>,
+    /// What selective attention has masked of the positions held so far, `[B, held]`.
+    masked: Vec<f64>,
+    /// Keys as they are turned for far queries, `[B, G, capacity, D]`, where those have positions of groups.
+    far_keys: Vec<f32>,
     pub(super) rows_before: RowsBefore,
     pub(super) context: CachedContext,
 }
@@ -62,6 +67,8 @@ impl HostKv {
             gate_cumsum,
             decay_cumsum,
             path_keys: Vec::new(),
+            masked: Vec::new(),
+            far_keys: Vec::new(),
             rows_before,
             context,
         }
@@ -90,6 +97,15 @@ impl HostKv {
             None => qkv,
         };
         let mut rows: Vec<f32> = qkv.into_data().try_into_vec().expect("activations are f32");
+        let grouped = context.rope.as_deref().and_then(|rope| rope.grouped());
+        // queries and keys for far keys and queries
+        let far = grouped.map(|grouped| {
+            [&grouped.queries, &grouped.keys].map(|tables| {
+                let mut rows = rows.clone();
+                heads.rotate(&mut rows, tables, len, Turn::Forward);
+                rows
+            })
+        });
         if let Some(rope) = &context.rope {
             heads.rotate(&mut rows, rope, len, Turn::Forward);
         }
@@ -102,6 +118,12 @@ impl HostKv {
         // without first tokens, the positions held follow one another
         let evicted = if pattern.sink_tokens() > 0 { self.evicted } else { 0 };
         self.push(&rows, len);
+        if let Some([_, keys]) = &far {
+            self.push_far_keys(keys, len);
+        }
+        if scoring.selective.is_some() {
+            self.masked = self.masked_columns(0..self.len - len, len);
+        }
         let (has_gates, has_feature_gates) = (gates.is_some(), feature_gates.is_some());
         if let Some(gates) = gates {
             self.extend_gate_cumsum(gates.into_data().iter::<f64>().collect(), len);
@@ -162,7 +184,24 @@ impl HostKv {
         let call =
             AttentionCall { gate_cumsum, decay_cumsum, relative, path, evicted, ..AttentionCall::of(dims, rows) };
         let call = AttentionCall { householder: path_of_keys, ..call };
-        scores.forward(&inputs, call, ViewMut::new(&mut out, merged));
+        let masked = MaskedBefore { sums: Some(&self.masked[..]), dropped_first: self.evicted > 0 };
+        let call = AttentionCall { masked: scoring.selective.map_or_else(MaskedBefore::default, |_| masked), ..call };
+        match far.iter().zip(grouped).next() {
+            None => {
+                scores.forward(&inputs, call, ViewMut::new(&mut out, merged));
+            }
+            Some(([queries, _], grouped)) => {
+                let rows = GroupedRows {
+                    near: [call.rows[0], call.rows[1]],
+                    far: [view(&queries[start..], packed), view(&self.far_keys[..], held)],
+                    v: call.rows[2],
+                };
+                scores.grouped_forward(&inputs, call, (rows, grouped.window), ViewMut::new(&mut out, merged));
+            }
+        }
+        if scoring.selective.is_some() {
+            self.masked = scores.masked_sums(&inputs, call);
+        }
         if let Some(of) = householder.filter(|_| len > 1) {
             self.rewrite(&of, len);
         }
@@ -187,6 +226,20 @@ impl HostKv {
         }
         self.len += len;
         self.seen += len;
+    }
+
+    /// Adds the keys of the last `len` positions as far queries see them, from packed rows.
+    fn push_far_keys(&mut self, qkv: &[f32], len: usize) {
+        let Heads { kv_heads, head_dim: d, .. } = self.heads;
+        self.far_keys.resize(self.batch * kv_heads * self.capacity * d, 0.0);
+        let ([_, key, _], strides) = self.heads.layout(len);
+        for unit in 0..self.batch * kv_heads {
+            for position in 0..len {
+                let from = unit / kv_heads * strides.batch + position * strides.row + unit % kv_heads * strides.head;
+                let to = (unit * self.capacity + self.len - len + position) * d;
+                self.far_keys[to..to + d].copy_from_slice(&qkv[from + key..][..d]);
+            }
+        }
     }
 
     /// Rewrites keys for queries after the last `len` positions, whose products these are.
@@ -248,15 +301,28 @@ impl HostKv {
             return;
         }
         let held = self.len - count..self.len;
-        for rows in [&mut self.keys, &mut self.values] {
+        for rows in [&mut self.keys, &mut self.values, &mut self.far_keys] {
             move_to(sink_tokens, rows, self.capacity, held.clone(), self.heads.head_dim);
         }
         move_to(sink_tokens, &mut self.gate_cumsum, self.capacity, held.clone(), 1);
         move_to(sink_tokens, &mut self.decay_cumsum, self.capacity, held.clone(), self.heads.head_dim);
+        if !self.masked.is_empty() {
+            self.masked = self.masked_columns(held.clone(), 0);
+        }
         let width = self.path_width();
         move_to(sink_tokens, &mut self.path_keys, self.capacity, held, width);
         self.evicted += self.len - sink_tokens - count;
         self.len = sink_tokens + count;
+    }
+
+    /// What is masked of these positions of those before, with room for new ones.
+    fn masked_columns(&self, held: Range<usize>, new: usize) -> Vec<f64> {
+        let columns = self.masked.len() / self.batch.max(1);
+        let of_sequence = |sequence: usize| {
+            let row = &self.masked[sequence * columns..][..columns];
+            row[held.clone()].iter().copied().chain(std::iter::repeat_n(0.0, new)).collect::<Vec<f64>>()
+        };
+        (0..self.batch).flat_map(of_sequence).collect()
     }
 
     /// Features of a key of a bias over paths.
@@ -272,6 +338,10 @@ impl HostKv {
         let capacity = len.next_power_of_two().max(INITIAL_CAPACITY);
         for rows in [&mut self.keys, &mut self.values] {
             *rows = grown(rows, [self.capacity, capacity], self.len, head_dim, self.batch * kv_heads);
+        }
+        if !self.far_keys.is_empty() {
+            let heads = self.batch * kv_heads;
+            self.far_keys = grown(&self.far_keys, [self.capacity, capacity], self.len, head_dim, heads);
         }
         if !self.gate_cumsum.is_empty() {
             self.gate_cumsum =

@@ -4,7 +4,8 @@ use super::CachedContext;
 use crate::attention_context::{AttentionContext, FromRows, PathTensors, ScoreContext};
 use crate::heads::Heads;
 use crate::implementation::Impl;
-use crate::ops::attention::{self, Scoring};
+use crate::ops::attention::{self, MaskedAfter, Scoring};
+use crate::ops::grouped_attention::{self, TurnedRows};
 use crate::ops::linear_attention::{self, LinearAttentionSettings};
 use crate::ops::qk_scaling::RowsBefore;
 use burn::tensor::Tensor;
@@ -20,6 +21,10 @@ pub struct TensorKv {
     feature_gates: Option<Tensor<4>>,
     /// Features of keys of a bias over paths, `[B, H, L, E]`.
     path_keys: Option<Tensor<4>>,
+    /// What selective attention has masked of the keys so far, `[B, 1, 1, L]`.
+    masked: Option<Tensor<4>>,
+    /// Keys as they are turned for far queries, `[B, G, L, D]`, where those have positions of groups.
+    far_keys: Option<Tensor<4>>,
     linear: Option<LinearAttentionSettings>,
     implementation: Impl,
     pub(super) rows_before: RowsBefore,
@@ -30,7 +35,19 @@ impl TensorKv {
     pub(super) fn new(linear: Option<LinearAttentionSettings>, implementation: Impl) -> TensorKv {
         let (rows_before, context) = (RowsBefore::default(), None);
         let (gates, feature_gates, path_keys) = (None, None, None);
-        TensorKv { rows: None, gates, feature_gates, path_keys, linear, implementation, rows_before, context }
+        let (rows, masked, far_keys) = (None, None, None);
+        TensorKv {
+            rows,
+            gates,
+            feature_gates,
+            path_keys,
+            masked,
+            far_keys,
+            linear,
+            implementation,
+            rows_before,
+            context,
+        }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -52,6 +69,13 @@ impl TensorKv {
         let [batch, len, _] = qkv.dims();
         let [q, k, v] = heads.unpack(qkv);
         let rope = context.rope.as_deref();
+        let grouped = rope.and_then(|rope| rope.grouped());
+        let far = grouped.map(|grouped| {
+            let far_keys = extended(self.far_keys.take(), Some(attention::rotate(k.clone(), Some(&grouped.keys))));
+            self.far_keys.clone_from(&far_keys);
+            let far = [attention::rotate(q.clone(), Some(&grouped.queries)), far_keys.expect("the new ones at least")];
+            (far, grouped.window)
+        });
         let (q, k) = (attention::rotate(q, rope), attention::rotate(k, rope));
         let [k, v] = match self.rows.take() {
             Some([keys, values]) => [Tensor::cat(vec![keys, k], 2), Tensor::cat(vec![values, v], 2)],
@@ -73,18 +97,26 @@ impl TensorKv {
             self.path_keys = Some(keys.clone());
             PathTensors { keys, ..path }
         });
+        let scores = || ScoreContext {
+            householder: products,
+            ..context.scores(FromRows { gates: gates.clone(), feature_gates, relative, path, householder })
+        };
         let a = match &self.linear {
-            None => attention::attention(
-                q,
-                k,
-                v,
-                scoring.clone(),
-                &ScoreContext {
-                    householder: products,
-                    ..context.scores(FromRows { gates, feature_gates, relative, path, householder })
-                },
-                self.implementation,
-            ),
+            None if far.is_some() => {
+                let (far, window) = far.expect("it is some");
+                let rows = TurnedRows { near: [q, k], far, window };
+                grouped_attention::attention(rows, v, scoring.clone(), &context.mask, self.implementation)
+            }
+            None if scoring.selective.is_some() => {
+                let before = self.masked.take().map(|masked| {
+                    let of_new = Tensor::zeros([batch, 1, 1, len], (&masked.device(), masked.dtype()));
+                    Tensor::cat(vec![masked, of_new], 3)
+                });
+                let MaskedAfter { out, sums } = attention::selective_after([q, k, v], scoring, &scores(), before);
+                self.masked = Some(sums);
+                out
+            }
+            None => attention::attention(q, k, v, scoring.clone(), &scores(), self.implementation),
             Some(linear) => linear_attention::reference([q, k, v], linear, &context.mask, gates, &context.linear),
         };
         a.swap_dims(1, 2).reshape([batch, len, heads.inner()])

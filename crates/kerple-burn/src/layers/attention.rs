@@ -7,12 +7,13 @@ use crate::implementation::Impl;
 use crate::kv_cache::KvCache;
 use crate::ops::attention::{self, AttentionScores, Scoring, default_scale};
 use crate::ops::attention_layer::{self, AttentionLayer};
+use crate::ops::grouped_attention::TurnedRows;
 use crate::ops::qk_scaling::{self, QkScaling, RowsBefore};
 use crate::ops::{ResidualBase, content_rotation, linear, linear_attention, norm, query_key_map, relative};
 use crate::plan::{BlockConfig, BlockSizes, ResidualKind, SinkKind};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
-use kerple_core::forms::{AttnTemperature, Normalizer};
+use kerple_core::forms::{AttnTemperature, Normalizer, Selective};
 use rand::Rng;
 
 /// A sequence in one layer.
@@ -59,6 +60,8 @@ pub struct SelfAttention {
     #[module(skip)]
     normalizer: Normalizer,
     #[module(skip)]
+    selective: Option<Selective>,
+    #[module(skip)]
     sink: SinkKind,
     #[module(skip)]
     clamp: Option<f64>,
@@ -91,6 +94,7 @@ impl SelfAttention {
             norm_epsilon: plan.norm_eps,
             softcap: plan.attn_softcap,
             normalizer: plan.normalizer,
+            selective: plan.selective_attention,
             sink: plan.sink,
             clamp: plan.clip_qkv,
             temperature: plan.attn_temperature,
@@ -143,7 +147,8 @@ impl SelfAttention {
             SinkKind::OffByOne => Some(one()),
             SinkKind::Learned => self.sinks.as_ref().map(Param::val),
         };
-        Scoring { scale: self.scale, softcap: self.softcap, sinks, normalizer: self.normalizer }
+        let (normalizer, selective) = (self.normalizer, self.selective);
+        Scoring { scale: self.scale, softcap: self.softcap, sinks, normalizer, selective }
     }
 
     /// `[B, L, M]` to `[B, L, M]`.
@@ -209,12 +214,24 @@ impl SelfAttention {
         ([attention::rotate(q, rope), attention::rotate(k, rope), v], from_rows)
     }
 
+    /// Queries and keys of a layer whose far keys have positions of groups; reference implementation.
+    fn grouped_rows(&self, x: &Tensor<3>, context: &AttentionContext) -> Option<TurnedRows> {
+        let rope = context.rope.as_deref()?;
+        let (grouped, len) = (rope.grouped()?, x.dims()[1]);
+        let (_, qkv, heads) = self.projected(x.clone(), context, len, None);
+        let [q, k, _] = heads.unpack(qkv);
+        Some(grouped.turned(rope, q, k))
+    }
+
     /// The weight of every key for every query, `[B, H, L, L]`, by the reference: for pictures and measures of short sequences.
     ///
     /// # Panics
     /// When there are fewer key heads than query heads and attention is linear: plans of such models are refused.
     pub fn weights(&self, x: Tensor<3>, context: &AttentionContext) -> Tensor<4> {
         let [batch, len, _] = x.dims();
+        if let Some(rows) = self.grouped_rows(&x, context) {
+            return attention::grouped_weights(&rows, &self.scoring(), &context.scores(FromRows::default()));
+        }
         let ([q, k, v], from_rows) = self.attention_inputs(x, context);
         let Some(linear) = &self.linear else {
             return attention::weights(q, k, &self.scoring(), &context.scores(from_rows));
@@ -231,8 +248,16 @@ impl SelfAttention {
         if self.is_linear() {
             return None;
         }
+        if let Some(rows) = self.grouped_rows(&x, context) {
+            let scores = context.scores(FromRows::default());
+            return Some(attention::grouped_seen(&rows, &self.scoring(), &scores).last());
+        }
         let len = x.dims()[1];
         let ([q, k, _], mut from_rows) = self.attention_inputs(x, context);
+        if self.selective.is_some() {
+            // the last query needs what all others mask
+            return Some(attention::seen(q, k, &self.scoring(), &context.scores(from_rows)).last());
+        }
         if let Some(relative) = &mut from_rows.relative {
             relative.rows = relative.rows.clone().narrow(2, len - 1, 1);
         }

@@ -14,8 +14,9 @@ pub(super) use cumsum::running_sums;
 pub use query_chunks::query_chunked;
 pub(super) use reference::gate_differences;
 pub use reference::{AttentionScores, reference, seen, weights};
+pub(crate) use reference::{MaskedAfter, grouped_reference, grouped_seen, grouped_weights, selective_after};
 
-use super::{gates, score_mods};
+use super::{gates, grouped_attention, score_mods};
 use crate::attention_context::{
     AttentionBias, AttentionContext, AttentionMask, FromRows, HouseholderTensors, KernelTensors, PathTensors,
     RelativeTensors, RotaryTables, ScoreContext,
@@ -30,11 +31,14 @@ use crate::implementation::Impl;
 use crate::parameters::{flat, on_host};
 use crate::with_element;
 use burn::tensor::Tensor;
+use kerple_core::attention::grouped::{self, GroupedRows};
 use kerple_core::attention::{
     self, AttentionDims, AttentionGradients, AttentionProblem, HouseholderGradients, LearnedPositions, PackedDocuments,
     PathGradients, PositionGradients, PositionKernel, RelativeGradients, Strides, View, ViewMut,
 };
-use kerple_core::forms::{HouseholderPath, Normalizer, PathBias, RelativeBias, ScoreTable, ScoreTransform, Strided};
+use kerple_core::forms::{
+    HouseholderPath, Normalizer, PathBias, RelativeBias, ScoreTable, ScoreTransform, Selection, Selective, Strided,
+};
 use kerple_core::ops::zeros;
 use kerple_core::score_mods::{ScoreModExtent, ScoreModSpec};
 use reference::shifted;
@@ -57,11 +61,13 @@ pub struct Scoring {
     pub sinks: Option<Tensor<1>>,
     /// How logits become weights; another one than softmax without sinks, score modifications and biases over paths.
     pub normalizer: Normalizer,
+    /// Selective attention, for a causal mask and softmax, with tables by distance or score modifications.
+    pub selective: Option<Selective>,
 }
 
 impl From<f64> for Scoring {
     fn from(scale: f64) -> Scoring {
-        Scoring { scale, softcap: None, sinks: None, normalizer: Normalizer::Softmax }
+        Scoring { scale, softcap: None, sinks: None, normalizer: Normalizer::Softmax, selective: None }
     }
 }
 
@@ -86,6 +92,7 @@ pub fn attention(
             && context.kernel.is_none()
             && context.feature_gates.is_none()
             && context.mask.documents.is_none()
+            && scoring.selective.is_none()
             && v.dims()[3] == q.dims()[3]
             && implementation.has_kernel(&[DeviceKind::Gpu], &q)
         {
@@ -141,6 +148,15 @@ pub fn rotated(
     implementation: Impl,
 ) -> Tensor<4> {
     let rope = context.rope.as_deref();
+    if let Some((rope, grouped)) = rope.and_then(|rope| Some((rope, rope.grouped()?))) {
+        return grouped_attention::attention(
+            grouped.turned(rope, q, k),
+            v,
+            scoring.into(),
+            &context.mask,
+            implementation,
+        );
+    }
     attention(rotate(q, rope), rotate(k, rope), v, scoring, &context.scores(FromRows::default()), implementation)
 }
 
@@ -165,6 +181,7 @@ pub(crate) struct ScoreInputs {
     softcap: Option<f64>,
     sinks: Option<usize>,
     normalizer: Normalizer,
+    selective: Option<Selective>,
     /// Of cumulative gates that are learned positions.
     kernel: Option<(PositionKernel, usize)>,
     mask: AttentionMask,
@@ -211,6 +228,17 @@ pub(crate) struct AttentionCall<'a, T> {
     pub(crate) evicted: usize,
     /// Which of the heads that tables and sinks are for is the first here.
     pub(crate) first_head: usize,
+    /// Of selective attention.
+    pub(crate) masked: MaskedBefore<'a>,
+}
+
+/// What queries before those of a call have masked, in selective attention.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct MaskedBefore<'a> {
+    /// `[B, K]`; `None`: there are none.
+    pub(crate) sums: Option<&'a [f64]>,
+    /// Whether the first key of the sequence is not among the keys any more.
+    pub(crate) dropped_first: bool,
 }
 
 /// Gradients in what a call reads besides the numbers of its scores, where it has them.
@@ -231,7 +259,19 @@ impl<'a, T> AttentionCall<'a, T> {
     /// Of these rows, and nothing else.
     pub(crate) fn of(dims: AttentionDims, rows: [View<'a, T>; 3]) -> Self {
         let (gate_cumsum, decay_cumsum, relative, path, householder) = (None, None, None, None, None);
-        AttentionCall { dims, rows, gate_cumsum, decay_cumsum, relative, path, householder, evicted: 0, first_head: 0 }
+        let (evicted, first_head, masked) = (0, 0, MaskedBefore::default());
+        AttentionCall {
+            dims,
+            rows,
+            gate_cumsum,
+            decay_cumsum,
+            relative,
+            path,
+            householder,
+            evicted,
+            first_head,
+            masked,
+        }
     }
 }
 
@@ -244,7 +284,7 @@ impl ScoreInputs {
         keys: usize,
         inputs: &mut OpInputs,
     ) -> ScoreInputs {
-        let Scoring { scale, softcap, sinks, normalizer } = scoring;
+        let Scoring { scale, softcap, sinks, normalizer, selective } = scoring;
         let bias = match bias {
             AttentionBias::None | AttentionBias::Table { .. } => {
                 BiasInputs::Tables(bias.tables().map(|table| inputs.add_some(table.cloned())))
@@ -256,7 +296,7 @@ impl ScoreInputs {
             }
         };
         let (sinks, mask) = (inputs.add_some(sinks), mask.clone());
-        ScoreInputs { bias, scale, softcap, sinks, normalizer, kernel: None, mask }
+        ScoreInputs { bias, scale, softcap, sinks, normalizer, selective, kernel: None, mask }
     }
 
     /// The same where cumulative gates are learned positions.
@@ -272,7 +312,7 @@ impl ScoreInputs {
         kernel: Option<&KernelTensors>,
         keys: usize,
     ) -> (ScoreInputs, Vec<HostArray>) {
-        let Scoring { scale, softcap, sinks, normalizer } = scoring;
+        let Scoring { scale, softcap, sinks, normalizer, selective } = scoring;
         let mut arrays = Vec::new();
         let mut add = |array| {
             arrays.push(array);
@@ -290,8 +330,8 @@ impl ScoreInputs {
         };
         let sinks = sinks.as_ref().map(|sinks| add(on_host(sinks.clone())));
         let kernel = kernel.map(|of| (of.kernel, add(on_host(of.parameters.clone()))));
-        let (scale, softcap, normalizer, mask) = (*scale, *softcap, *normalizer, mask.clone());
-        (ScoreInputs { bias, scale, softcap, sinks, normalizer, kernel, mask }, arrays)
+        let (scale, softcap, normalizer, selective, mask) = (*scale, *softcap, *normalizer, *selective, mask.clone());
+        (ScoreInputs { bias, scale, softcap, sinks, normalizer, selective, kernel, mask }, arrays)
     }
 
     /// The documents of the sequences, where those consist of several.
@@ -301,7 +341,7 @@ impl ScoreInputs {
 
     /// Whether the scores of each head depend on that head alone.
     pub(crate) fn heads_are_apart(&self) -> bool {
-        !matches!(self.bias, BiasInputs::ScoreMod(..))
+        !matches!(self.bias, BiasInputs::ScoreMod(..)) && self.selective.is_none()
     }
 
     /// Writes attention's output and returns its log-sum-exp, `[B, H, Q]`.
@@ -315,6 +355,26 @@ impl ScoreInputs {
         let mut lse = zeros(dims.batch * dims.heads * dims.queries);
         self.with_problem(inputs, call, |problem| attention::forward(problem, q, k, v, out, &mut lse));
         lse
+    }
+
+    /// The forward of a call whose far keys, from a distance on, have rows of their own.
+    pub(crate) fn grouped_forward<T: FloatElement>(
+        &self,
+        inputs: &[HostArray],
+        call: AttentionCall<T>,
+        (rows, window): (GroupedRows<T>, usize),
+        out: ViewMut<T>,
+    ) {
+        let dims = call.dims;
+        let mut lse = zeros(dims.batch * dims.heads * dims.queries);
+        self.with_problem(inputs, call, |problem| grouped::forward(problem, window, rows, out, &mut lse));
+    }
+
+    /// What the queries of a call and those before it have masked for later ones, `[B, K]`, in selective attention.
+    pub(crate) fn masked_sums<T: FloatElement>(&self, inputs: &[HostArray], call: AttentionCall<T>) -> Vec<f64> {
+        let ([q, k, _], mut sums) = (call.rows, Vec::new());
+        self.with_problem(inputs, call, |problem| sums = attention::masked_sums(problem, q, k));
+        sums
     }
 
     /// Writes the gradients in queries, keys and values, records those of the scores' numbers, and returns the others.
@@ -392,6 +452,8 @@ impl ScoreInputs {
     ) {
         let AttentionCall { dims, gate_cumsum, decay_cumsum, relative, path, householder, evicted, first_head, .. } =
             call;
+        let MaskedBefore { sums: before, dropped_first } = call.masked;
+        let selection = self.selective.map(|kind| Selection { kind, before, keeps_first: !dropped_first });
         let heads = first_head..first_head + dims.heads;
         let score_mod = match &self.bias {
             BiasInputs::ScoreMod(kind, place) => {
@@ -442,7 +504,7 @@ impl ScoreInputs {
         let problem =
             AttentionProblem { mask, lengths, documents, intervals, evicted, ..AttentionProblem::causal(dims, scale) };
         let normalizer = self.normalizer;
-        f(&AttentionProblem { softcap, sinks, normalizer, dropout, scores, ..problem });
+        f(&AttentionProblem { softcap, sinks, normalizer, selection, dropout, scores, ..problem });
     }
 
     /// What is by distance, of these heads.
@@ -598,6 +660,7 @@ impl AttentionOp {
             }),
             evicted: 0,
             first_head: 0,
+            masked: MaskedBefore::default(),
         }
     }
 

@@ -1,13 +1,13 @@
 //! A self-attention branch with its norm and its residual: `base + out(attention(qkv(norm(x))))`.
 
-use super::attention::{self, AttentionCall, ScoreInputs, Scoring};
+use super::attention::{self, AttentionCall, MaskedBefore, ScoreInputs, Scoring};
 use super::qk_scaling::{self, QkScaling};
 use super::residual::{ResidualBase, ResidualInput};
 use super::{
-    LinearTensors, NormTensors, content_rotation, gates, linear, linear_attention, norm, query_key_map, relative,
-    score_mods,
+    LinearTensors, NormTensors, content_rotation, gates, grouped_attention, linear, linear_attention, norm,
+    query_key_map, relative, score_mods,
 };
-use crate::attention_context::{AttentionBias, AttentionContext, RotaryTables};
+use crate::attention_context::{AttentionBias, AttentionContext, FromRows, RotaryTables};
 use crate::custom_op::{BackwardContext, CustomOp, FloatElement, InputGrads, OpInputs, OpOutput, SavedForBackward};
 use crate::heads::Heads;
 use crate::host_array::HostArray;
@@ -116,6 +116,7 @@ pub fn attention_layer(
         && context.path.is_none()
         && context.householder.is_none()
         && context.feature_gates.is_none()
+        && context.rope.as_ref().is_none_or(|rope| rope.grouped().is_none())
         && (layer.qk_scaling.is_nothing() || score_mods::query_bias(&context.bias).is_none());
     let (true, None, None, Some(norm)) =
         (plain && implementation.has_kernel(KERNELS, &x), layer.clamp, &layer.linear, layer.norm.clone())
@@ -164,8 +165,27 @@ fn by_parts(x: Tensor<3>, layer: AttentionLayer, context: &AttentionContext, imp
     let [q, k, v] = heads.unpack(qkv);
     let from_rows = relative::from_rows(context, &normed, len, (implementation, None));
     let rope = context.rope.as_deref();
+    let a = match (linear, rope.and_then(|rope| Some((rope, rope.grouped()?)))) {
+        (None, Some((rope, grouped))) => {
+            grouped_attention::attention(grouped.turned(rope, q, k), v, scoring, &context.mask, implementation)
+        }
+        (linear, _) => plain_attention([q, k, v], (linear, scoring), context, from_rows, implementation),
+    };
+    let a = a.swap_dims(1, 2).reshape([batch, len, heads.inner()]);
+    linear::linear(a, out, Some(residual.of(x, |_| normed)), implementation)
+}
+
+/// Attention of queries and keys that turn by their positions, where they turn.
+fn plain_attention(
+    [q, k, v]: [Tensor<4>; 3],
+    (linear, scoring): (Option<linear_attention::LinearAttentionSettings>, Scoring),
+    context: &AttentionContext,
+    from_rows: FromRows,
+    implementation: Impl,
+) -> Tensor<4> {
+    let rope = context.rope.as_deref();
     let (q, k) = (attention::rotate(q, rope), attention::rotate(k, rope));
-    let a = match linear {
+    match linear {
         None => attention::attention(q, k, v, scoring, &context.scores(from_rows), implementation),
         Some(linear) => {
             let gates = from_rows.gates;
@@ -178,9 +198,7 @@ fn by_parts(x: Tensor<3>, layer: AttentionLayer, context: &AttentionContext, imp
                 implementation,
             )
         }
-    };
-    let a = a.swap_dims(1, 2).reshape([batch, len, heads.inner()]);
-    linear::linear(a, out, Some(residual.of(x, |_| normed)), implementation)
+    }
 }
 
 /// A packed projection cut to `-clamp ..= clamp`.
@@ -293,6 +311,7 @@ impl AttentionLayerOp {
                 householder: None,
                 evicted: 0,
                 first_head,
+                masked: MaskedBefore::default(),
             };
             self.scores.forward(inputs, call, ViewMut::new(&mut a[first_head * dims.value_dim..], merged));
         }

@@ -11,7 +11,7 @@ use kerple_core::Number;
 use kerple_core::attention::{
     self, AttentionDims, AttentionProblem, ScoreTable, ScoreTransform, Strides, View, ViewMut, naive,
 };
-use kerple_core::forms::{AttnTemperature, DistanceTable, Normalizer, StickBreaking, Strided};
+use kerple_core::forms::{AttnTemperature, DistanceTable, Normalizer, Selection, Selective, StickBreaking, Strided};
 use kerple_core::ops::gate_cumsum;
 use kerple_core::ops::heads::{self, HeadLayout, ScalableSoftmax};
 
@@ -87,6 +87,7 @@ pub struct GatedAttention {
     /// `[H]`
     pub sinks: Option<Vec<f64>>,
     pub normalizer: Normalizer,
+    pub selective: Option<Selective>,
     /// Of the growth of queries with the keys they see, `[H]`.
     pub slopes: Option<Vec<f64>>,
     /// A factor of queries by position.
@@ -162,7 +163,8 @@ impl GatedAttention {
         };
         let plain = AttentionProblem::causal(self.inputs.dims, T::from_f64(self.scale));
         let (sinks, normalizer, scores) = (sinks.as_deref(), self.normalizer, ScoreTransform::Table(table));
-        let problem = AttentionProblem { sinks, normalizer, scores, ..plain };
+        let selection = self.selective.map(Selection::from);
+        let problem = AttentionProblem { sinks, normalizer, selection, scores, ..plain };
         let found = forward_backward(&problem, [strides; 4], [&q, &k, &v, &d_out], 0, fused);
         let dense = |x: Vec<T>| turned(&to_f64(x), [len, heads, head_dim]);
         GatedOutput {
@@ -195,6 +197,7 @@ impl GatedAttention {
         };
         let context = ScoreContext { bias: of_distance, gates: gates.clone(), ..ScoreContext::default() };
         let scoring = Scoring { sinks: sinks.clone(), normalizer: self.normalizer, ..Scoring::from(self.scale) };
+        let scoring = Scoring { selective: self.selective, ..scoring };
         // what weights without the remainder leave of 1
         let remainders = self.normalizer.stick_breaking().map(|choices| {
             let normalizer = Normalizer::StickBreaking(StickBreaking { remainder: false, ..choices });

@@ -58,7 +58,7 @@ impl GateInputs {
         match case.id() {
             "nope/plain" | "sink/plain" | "sink/softmax1" | "ssmax/plain" | "ssmax/temperature" => Ok(None),
             "window/capped_distance" | "softpick/plain" => Ok(None),
-            name if name.starts_with("stick/") => Ok(None),
+            name if name.starts_with("stick/") || name.starts_with("selective/") => Ok(None),
             name if name.starts_with("positions/") => Ok(None),
             "sink/fox" | "clock/with_table" | "clock/with_weight" => of_kind(1.0),
             name if name.starts_with("fox/") => of_kind(1.0),

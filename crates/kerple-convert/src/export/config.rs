@@ -30,6 +30,7 @@ pub(crate) fn kerple(plan: &Plan) -> Representable<FamilyConfig> {
     let (model, block, geometry) = (&plan.model, &plan.model.block, plan.geometry());
     super::native::need(block.short_conv.is_none(), "model.block.short_conv")?;
     super::native::need(block.normalizer.is_softmax(), "model.block.normalizer")?;
+    super::native::need(block.selective_attention.is_none(), "model.block.selective_attention")?;
     let mut all = Vec::new();
     for (name, encoding) in encodings(plan) {
         let mut form = forms::form(&encoding, &geometry)?;

@@ -138,7 +138,7 @@ fn rotation(encoding: &Encoding, geometry: &Geometry) -> Representable<Map<Strin
         form.insert("frequencies".to_owned(), rates.into());
     }
     if let Some(scaling) = plain.scaling {
-        form.insert("scaling".to_owned(), self::scaling(scaling, geometry));
+        form.insert("scaling".to_owned(), self::scaling(scaling, geometry)?);
     }
     if !rotary.decay_rates.is_empty() {
         form.insert("decay_rates".to_owned(), rotary.decay_rates.into());
@@ -152,10 +152,11 @@ pub(super) fn width(keys: &rotary::RotaryConfig, geometry: &Geometry) -> usize {
 }
 
 /// All keys, the original length among them.
-fn scaling(scaling: kerple_core::encoding::scaling::RopeScaling, geometry: &Geometry) -> Value {
+fn scaling(scaling: kerple_core::encoding::scaling::RopeScaling, geometry: &Geometry) -> Representable<Value> {
     use kerple_core::encoding::scaling::{DynamicNtk, Llama3, RopeScaling, RopeStretch, Yarn};
     let original = |len: Option<usize>| len.unwrap_or(geometry.train_len);
-    match scaling {
+    Ok(match scaling {
+        RopeScaling::SelfExtend(_) => return Err(format!("{} has no form in the torch code", scaling.label())),
         RopeScaling::Linear(RopeStretch { factor, original_len }) => {
             json!({ "kind": "linear", "factor": factor, "original_len": original(original_len) })
         }
@@ -175,7 +176,7 @@ fn scaling(scaling: kerple_core::encoding::scaling::RopeScaling, geometry: &Geom
             "kind": "llama3", "factor": factor, "low_freq_factor": low_freq_factor,
             "high_freq_factor": high_freq_factor, "original_len": original(original_len),
         }),
-    }
+    })
 }
 
 /// A table over distances, by the formula that makes it.

@@ -71,6 +71,7 @@ pub(super) fn check_shared(plan: &Plan) -> Representable<()> {
     let BlockConfig { key_shift, ssmax, attn_temperature, sink, attn_softcap, lm_head_bias, scale_embeddings, .. } =
         plan.model.block;
     need(plan.model.block.normalizer.is_softmax(), "model.block.normalizer")?;
+    need(plan.model.block.selective_attention.is_none(), "model.block.selective_attention")?;
     need(!key_shift, "model.block.key_shift")?;
     need(ssmax.is_none(), "model.block.ssmax")?;
     need(attn_temperature.is_none(), "model.block.attn_temperature")?;

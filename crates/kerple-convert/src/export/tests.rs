@@ -268,12 +268,16 @@ fn first_tokens_under_a_window_have_no_equivalent() {
 
 #[test]
 fn other_normalizers_than_softmax_have_no_equivalent() {
-    for normalizer in ["\"softpick\"", "{ kind = \"stick_breaking\", remainder = false }"] {
-        let block = format!("[model.block]\nnormalizer = {normalizer}\n");
+    for (key, value) in [
+        ("normalizer", "\"softpick\""),
+        ("normalizer", "{ kind = \"stick_breaking\", remainder = false }"),
+        ("selective_attention", "\"exclusive\""),
+    ] {
+        let block = format!("[model.block]\n{key} = {value}\n");
         for family in [None, Some(ModelFamily::Kerple)] {
             let options = ExportOptions { family, ..ExportOptions::default() };
             let error = family_config(&of("\"rotary\"", &block), &options).unwrap_err().to_string();
-            assert!(error.contains("it has no equivalent of model.block.normalizer"), "{error}");
+            assert!(error.contains(&format!("it has no equivalent of model.block.{key}")), "{error}");
         }
     }
 }

@@ -46,6 +46,8 @@ pub trait CompiledEngines: Sized {
         saved: AttentionSaved<Self>,
         gradients: AttentionGradients<Self>,
     );
+    /// [`row_block::masked_sums`]
+    fn masked_sums(set: InstructionSet, problem: &AttentionProblem<Self>, rows: [View<Self>; 2]) -> Vec<f64>;
     /// [`householder::forward`]
     fn householder_forward(
         set: InstructionSet,
@@ -133,6 +135,14 @@ macro_rules! compiled {
                     gradients: AttentionGradients<$number>,
                 ) {
                     row_block::run_backward(set, problem, saved, gradients);
+                }
+                #[inline(never)]
+                fn masked_sums(
+                    set: InstructionSet,
+                    problem: &AttentionProblem<$number>,
+                    rows: [View<$number>; 2],
+                ) -> Vec<f64> {
+                    row_block::run_masked_sums(set, problem, rows)
                 }
                 #[inline(never)]
                 fn householder_forward(

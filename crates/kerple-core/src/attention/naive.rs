@@ -6,6 +6,7 @@
 //!                                       with Householder products: H_i .. H_(j+1) k[h, j] for k, see `householder`
 //! z[h, j] = s[h, j] * weight[h, d] + bias[h, d] + sign(d) (c[h, i] - c[h, j]) + k(|x[h, i] - x[h, j]|) + r[h, i].P[:, d] where d < reach        or z = map(s), all heads at once
 //!                                  or z = s + sum over n from j + 1 to i of e[h, i, n], e[h, i, n] = slope[h] ln sigmoid(a[h, i, n]), a[h, i, n] = p[h, i].r[h, n] / E
+//!                                  with selective attention z[h, j] - F[j], the positive z[0, j] of earlier queries, see `selection`
 //! lse[h]  = ln sum exp z[h], and of a sink where heads have one        p[h, j] = exp(z[h, j] - lse[h])        out[h] = sum p[h, j] m[h, j] v[h, j]
 //!                                  m[h, j]: 0 or 1 / (1 - rate) with dropout, else 1
 //!                                  v[h, j] with what a map adds to it, in both directions
@@ -28,6 +29,7 @@
 
 mod householder;
 mod normalizer;
+mod selection;
 
 use super::{
     AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, DocumentSegment, HouseholderGradients,
@@ -36,6 +38,7 @@ use super::{
 use crate::Number;
 use crate::forms::{LearnedPositions, RelativeBias, ScoreBlock, ScoreModGradients, Strided, ValueMod};
 use crate::ops::gate_cumsum::log_sigmoid;
+use selection::{LaterGradients, MaskedKeys, selected_rows};
 use std::borrow::Cow;
 use std::iter::Chain;
 use std::ops::Range;
@@ -53,9 +56,13 @@ pub fn forward<T: Number>(
     lse: &mut [T],
 ) {
     problem.check_forward([q, k, v], &out, lse);
+    let mut masked_keys = MaskedKeys::new();
     for row in rows(problem) {
         let queries = row.queries(q);
-        let z = row.mapped(&row.scores(q, k), &queries);
+        let mut z = row.mapped(&row.scores(q, k), &queries);
+        if let Some(selection) = row.problem.selection {
+            masked_keys.next(&row, selection, &z).mask(&mut z);
+        }
         let mut weights = vec![T::ZERO; z.len()];
         for (head, z) in row.heads(&z) {
             // SAFETY: `out` is checked, and this is its only row in use.
@@ -96,9 +103,19 @@ pub fn backward<T: Number>(
         ScoreTransform::Mod(map) => vec![T::ZERO; map.sums()],
         ScoreTransform::Table(_) | ScoreTransform::Path(_) | ScoreTransform::Householder(_) => Vec::new(),
     };
-    for row in rows(problem) {
+    let selected = selected_rows(problem, [saved.q, saved.k]);
+    let mut later = LaterGradients::new();
+    let mut numbered: Vec<(usize, QueryRow<T>)> = rows(problem).enumerate().collect();
+    if problem.selection.is_some() {
+        // what a query masks has a gradient from later ones
+        numbered.reverse();
+    }
+    for (number, row) in numbered {
         let (scores, queries) = (row.scores(saved.q, saved.k), row.queries(saved.q));
         let mut weights = row.mapped(&scores, &queries);
+        if let Some(selected) = selected.get(number) {
+            selected.mask(&mut weights);
+        }
         let mut d_scores = row.value_products(&queries, saved.d_out);
         let seen = row.count();
         for head in 0..problem.dims.heads {
@@ -132,6 +149,9 @@ pub fn backward<T: Number>(
             }
         }
         row.values_backward(&weights, &queries, saved.d_out, &mut map_sums);
+        if let (Some(selection), Some(selected)) = (problem.selection, selected.get(number)) {
+            later.before(&row, selected, selection.kind, &mut d_scores);
+        }
         row.mapped_backward(&scores, &queries, &mut d_scores, &mut gradients, &mut map_sums);
         if let Some(cap) = problem.softcap {
             let slopes = scores.iter().map(|&bent| T::ONE - bent / cap * (bent / cap));

@@ -5,8 +5,8 @@ use super::dropout::AttentionDropout;
 use super::intervals::KeyInterval;
 use crate::Number;
 use crate::forms::{
-    HouseholderPath, LearnedPositions, Mask, Normalizer, PathBias, RelativeBias, ScoreTable, ScoreTransform, Sides,
-    StickBreaking, Strided, visible_keys, visible_sink_tokens,
+    HouseholderPath, LearnedPositions, Mask, Normalizer, PathBias, RelativeBias, ScoreTable, ScoreTransform, Selection,
+    Sides, StickBreaking, Strided, visible_keys, visible_sink_tokens,
 };
 use crate::tiles::view::{View, ViewMut, ViewShape};
 use crate::tiles::workers;
@@ -77,6 +77,9 @@ pub struct AttentionProblem<'a, T> {
     pub evicted: usize,
     /// Dropout of attention weights, the same in the backward as in the forward.
     pub dropout: Option<AttentionDropout>,
+    /// Selective attention, for a causal mask and softmax: with bias and weight by distance, or a score modification, and values as
+    /// wide as queries.
+    pub selection: Option<Selection<'a>>,
     /// How scaled scores become the logits of the softmax. Tables contain every distance between the
     /// queries and keys of a call, masked or not.
     pub scores: ScoreTransform<'a, T>,
@@ -98,6 +101,7 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
             intervals: None,
             evicted: 0,
             dropout: None,
+            selection: None,
             scores,
         }
     }
@@ -169,9 +173,11 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
             }
         }
         let intervals = self.intervals.map(|intervals| &intervals[row * queries..][..queries]);
+        let of_row = |before: &'a [f64]| &before[row * self.dims.keys + first_key..][..keys];
+        let selection = self.selection.map(|it| Selection { before: it.before.map(of_row), ..it });
         let dims = AttentionDims { batch: 1, queries, keys, ..self.dims };
         let dropout = self.dropout.map(|dropout| dropout.starting_at(row, first_query, first_key));
-        AttentionProblem { dims, lengths, documents: None, intervals, dropout, scores, ..*self }
+        AttentionProblem { dims, lengths, documents: None, intervals, dropout, selection, scores, ..*self }
     }
 
     /// A problem as large as the largest document: what tables and scratch are made for.
@@ -333,6 +339,9 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
         if self.stick_breaking().is_some() {
             assert!(self.mask.sides() == Sides::OneSided, "stick_breaking requires causal attention");
             assert!(self.intervals.is_none(), "stick_breaking does not take intervals");
+        }
+        if let Some(selection) = self.selection {
+            self.check_selection(selection);
         }
         if let Some(sinks) = self.sinks {
             crate::check_shape!(sinks, H = heads);
@@ -602,6 +611,13 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
 
     pub(super) fn out_shape(&self) -> ViewShape {
         ViewShape { head_dim: self.dims.value_dim, ..self.query_shape() }
+    }
+
+    /// For what needs no values.
+    pub(super) fn check_scores(&self, q: View<T>, k: View<T>) {
+        self.check();
+        q.check("q", self.query_shape());
+        k.check("k", self.key_shape());
     }
 
     pub(super) fn check_forward(&self, [q, k, v]: [View<T>; 3], out: &ViewMut<T>, lse: &[T]) {

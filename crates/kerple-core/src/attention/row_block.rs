@@ -23,6 +23,9 @@
 //! the softmax continues from tile to tile. Blocks are tall (`ROWS`), because the keys and values
 //! of all heads come from beyond the second cache once per block.
 //!
+//! Selective attention ([`Selection`](crate::forms::Selection)) takes scores of the first head off those of all, so here tables by
+//! distance are a score modification too. Its blocks follow one another in the order of queries, see `selection`.
+//!
 //! A bias of paths mixes no heads, but it sums from the query leftwards, in both directions of the pass. Here a block goes
 //! through its tiles in that order and passes on one number per row; `tiled` goes backwards with keys outside, so that no row's tiles follow
 //! one another.
@@ -30,6 +33,8 @@
 mod backward;
 mod forward;
 mod path;
+mod selection;
+mod table;
 #[cfg(test)]
 mod tests;
 
@@ -40,7 +45,7 @@ use super::{
 };
 use crate::Number;
 use crate::cpu::InstructionSet;
-use crate::cpu::lanes::Lanes;
+use crate::cpu::lanes::{Lanes, SimdKernel};
 use crate::forms::{ScoreBlock, ScoreDependency, ScoreMod, ValueMod};
 use crate::tiles::microkernel::StoreMode;
 use crate::tiles::product::{SmallGemm, StridedMatrix};
@@ -48,6 +53,7 @@ use crate::tiles::rows::{CopyRows, Dots, Transpose};
 use crate::tiles::workers;
 use path::PathScratch;
 use std::ops::Range;
+use table::TableMod;
 
 /// Queries of one block where a tile of keys is handled at a time, and where all of them are.
 const ROWS: [usize; 2] = [128, 48];
@@ -90,7 +96,8 @@ pub(super) fn run_forward<T: Number>(
     lse: &mut [T],
 ) {
     problem.check_forward(rows, &out, lse);
-    let inputs = RowBlockInputs::new(problem, rows);
+    let table = TableMod::of(problem, [false; 2]);
+    let inputs = RowBlockInputs::new(problem, rows, table.as_ref());
     T::dispatch(set, forward::RowBlockForward { inputs, out, lse });
 }
 
@@ -119,14 +126,49 @@ pub(super) fn run_backward<T: Number>(
     gradients: AttentionGradients<T>,
 ) {
     problem.check_backward(&saved, &gradients);
-    let inputs = RowBlockInputs::new(problem, [saved.q, saved.k, saved.v]);
+    let table = TableMod::of(problem, [&gradients.d_bias, &gradients.d_weight].map(Option::is_some));
+    let inputs = RowBlockInputs::new(problem, [saved.q, saved.k, saved.v], table.as_ref());
     T::dispatch(set, backward::RowBlockBackward { inputs, saved, gradients });
+}
+
+/// F of selective attention after the last query of a problem, for every key, `[B, K]`: what is taken off the scores of a query after
+/// it, see [`Selection::before`](crate::forms::Selection).
+///
+/// # Panics
+/// If the problem has no selection, or a slice does not fit its sizes.
+pub fn masked_sums<T: Number>(problem: &AttentionProblem<T>, q: View<T>, k: View<T>) -> Vec<f64> {
+    T::masked_sums(InstructionSet::current(), problem, [q, k])
+}
+
+pub(super) fn run_masked_sums<T: Number>(
+    set: InstructionSet,
+    problem: &AttentionProblem<T>,
+    [q, k]: [View<T>; 2],
+) -> Vec<f64> {
+    assert!(problem.selection.is_some(), "only selective attention masks keys by their scores");
+    problem.check_scores(q, k);
+    let table = TableMod::of(problem, [false; 2]);
+    T::dispatch(set, MaskedSums { inputs: RowBlockInputs::new(problem, [q, k, k], table.as_ref()) })
+}
+
+struct MaskedSums<'a, T> {
+    inputs: RowBlockInputs<'a, T>,
+}
+
+impl<T: Number> SimdKernel<T> for MaskedSums<'_, T> {
+    type Output = Vec<f64>;
+
+    fn run<L: Lanes<Number = T>>(self, lanes: L) -> Vec<f64> {
+        selection::masked_sums(lanes, &self.inputs)
+    }
 }
 
 /// What both directions read.
 #[derive(Clone, Copy)]
 struct RowBlockInputs<'a, T> {
     problem: AttentionProblem<'a, T>,
+    /// Tables of selective attention, which are the score modification of `problem`.
+    table: Option<TableMod<'a, T>>,
     q: View<'a, T>,
     k: View<'a, T>,
     v: View<'a, T>,
@@ -160,13 +202,18 @@ struct RowBlockScratch<T> {
 }
 
 impl<'a, T: Number> RowBlockInputs<'a, T> {
-    fn new(problem: &AttentionProblem<'a, T>, [q, k, v]: [View<'a, T>; 3]) -> RowBlockInputs<'a, T> {
+    fn new(
+        problem: &AttentionProblem<'a, T>,
+        [q, k, v]: [View<'a, T>; 3],
+        table: Option<&'a TableMod<'a, T>>,
+    ) -> RowBlockInputs<'a, T> {
         assert!(
-            matches!(problem.scores, ScoreTransform::Mod(_) | ScoreTransform::Path(_)),
+            problem.selection.is_some() || matches!(problem.scores, ScoreTransform::Mod(_) | ScoreTransform::Path(_)),
             "attention::row_block takes score modifications and biases of paths; attention::tiled takes distance tables, \
             attention::householder Householder products"
         );
-        RowBlockInputs { problem: *problem, q, k, v }
+        let scores = table.map_or(problem.scores, |table| ScoreTransform::Mod(table));
+        RowBlockInputs { problem: AttentionProblem { scores, ..*problem }, table: table.copied(), q, k, v }
     }
 
     /// The score modification, where scores have one.
@@ -183,7 +230,7 @@ impl<'a, T: Number> RowBlockInputs<'a, T> {
     fn alone(&self, number: usize) -> RowBlockInputs<'a, T> {
         let DocumentSegment { row, first_query, first_key, .. } = self.problem.segment(number);
         let [k, v] = [self.k, self.v].map(|view| view.starting_at(row, first_key));
-        RowBlockInputs { problem: self.problem.alone(number), q: self.q.starting_at(row, first_query), k, v }
+        RowBlockInputs { problem: self.problem.alone(number), q: self.q.starting_at(row, first_query), k, v, ..*self }
     }
 
     /// Inputs as large as those of the largest document, for scratch.
@@ -373,6 +420,20 @@ impl<'a, T: Number> RowBlockInputs<'a, T> {
             softcap::apply(scores, cap);
         }
         self.fill_unseen(place, T::ZERO, scores);
+    }
+
+    /// The same as the map changes them.
+    fn mapped_scores<L: Lanes<Number = T>>(
+        &self,
+        lanes: L,
+        place: &RowBlockTile,
+        tiles: &mut RowBlockScratch<T>,
+        scores: &mut [T],
+    ) {
+        self.raw_scores(lanes, place, tiles, scores);
+        if let Some(map) = self.map() {
+            map.forward(&self.block(place, &tiles.q_of_map), scores);
+        }
     }
 
     /// Copies the block's rows of all heads to `[H, rows, width]`.

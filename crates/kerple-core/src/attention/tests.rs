@@ -2,6 +2,7 @@
 
 mod decay_cumsum;
 mod documents;
+mod grouped;
 mod householder;
 mod intervals;
 mod layout;
@@ -9,6 +10,7 @@ mod mix;
 mod normalizer;
 mod path;
 mod pruning;
+mod selection;
 mod sink_tokens;
 
 pub(super) use mix::Mix;
@@ -17,7 +19,7 @@ use super::{
     AttentionDims, AttentionDropout, AttentionGradients, AttentionProblem, AttentionSaved, DocumentSegment,
     HouseholderGradients, HouseholderPath, KeyInterval, LearnedPositions, MAX_FEATURE_DECAY, Mask, Normalizer,
     PackedDocuments, PathBias, PathGradients, PositionGradients, PositionKernel, RelativeBias, RelativeGradients,
-    ScoreTable, ScoreTransform, Strides, View, ViewMut, naive,
+    ScoreTable, ScoreTransform, Selection, Selective, Strides, View, ViewMut, naive,
 };
 use crate::Number;
 use crate::forms::{Sides, Strided, visible_keys, visible_sink_tokens};
@@ -64,6 +66,10 @@ pub(super) struct Case {
     pub(super) householder: Option<HouseholderCase>,
     pub(super) dropout: Option<AttentionDropout>,
     pub(super) normalizer: Normalizer,
+    /// Beside the tables or the map, for a causal mask.
+    pub(super) selective: Option<Selective>,
+    /// F before the first query, `[B, K]`.
+    pub(super) masked_before: Option<Vec<f64>>,
 }
 
 /// Learned positions and their kernel.
@@ -227,6 +233,8 @@ impl Case {
             householder: None,
             dropout: None,
             normalizer: Normalizer::Softmax,
+            selective: None,
+            masked_before: None,
         }
     }
 
@@ -484,6 +492,9 @@ impl Case {
             normalizer: self.normalizer,
             ..AttentionProblem::causal(dims, scale)
         };
+        let before = self.masked_before.as_deref();
+        let selection = self.selective.map(|kind| Selection { before, ..Selection::from(kind) });
+        let problem = AttentionProblem { selection, ..problem };
         let unset = number(f64::NAN); // every result must be overwritten
         let layout = Layout::new(dims, self.packed);
         let inputs = layout.join([&self.q, &self.k, &self.v].map(|values| cast(values)), unset);

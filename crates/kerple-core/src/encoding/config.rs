@@ -384,10 +384,15 @@ impl Encoding {
         let mut scaled = self.clone();
         let Some(rotary) = scaled.method.positional_mut().rotation_mut() else {
             let message = format!("`{}` has no rotary rates", self.method.kind());
-            return Err(ConfigError::new("scaling", message, "use `rotary`, or `dape` with the base `rotary`"));
+            let hint = match scaling.grouped() {
+                Some(_) => "use `rotary`",
+                None => "use `rotary`, or `dape` with the base `rotary`",
+            };
+            return Err(ConfigError::new("scaling", message, hint));
         };
         rotary.scaling = Some(scaling);
         scaled.method.positional().check_keys()?;
+        scaled.check_grouped()?;
         Ok(scaled)
     }
 
@@ -399,6 +404,23 @@ impl Encoding {
     /// The same as in its label.
     pub fn rope_scaling(&self) -> Option<String> {
         self.scaling().map(|scaling| scaling.label())
+    }
+
+    /// Positions of groups are for rotations alone, of consecutive positions.
+    fn check_grouped(&self) -> Result {
+        let Some(scaling) = self.scaling().filter(|scaling| scaling.grouped().is_some()) else { return Ok(()) };
+        let refuse = |message: String, hint: &str| Err(ConfigError::new("scaling", message, hint));
+        if !matches!(self.entry(), Injection::Rotation { decays: false }) {
+            let message = format!("`{}` does not support {}", self.method.kind(), scaling.label());
+            return refuse(message, "use `rotary`");
+        }
+        if self.randomized.is_some() {
+            return refuse(
+                format!("{} groups consecutive positions, not drawn ones", scaling.label()),
+                "remove randomized",
+            );
+        }
+        Ok(())
     }
 
     fn check_randomized(&self, geometry: &Geometry) -> Result {
@@ -445,6 +467,7 @@ impl Encoding {
         }
         self.method.positional().check(geometry)?;
         self.check_decayed(geometry)?;
+        self.check_grouped()?;
         self.check_randomized(geometry)
     }
 }

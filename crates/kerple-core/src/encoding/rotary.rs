@@ -75,7 +75,10 @@ impl RotaryConfig {
     /// The same in sequences of these lengths.
     fn scaled(&self, head_dim: usize, lengths: RopeLengths, emulate: Emulate) -> Rotary {
         match self.scaling {
-            Some(scaling) => self.turning(scaling.scaled(self.base, self.width(head_dim), lengths), emulate),
+            Some(scaling) => {
+                let rotary = self.turning(scaling.scaled(self.base, self.width(head_dim), lengths), emulate);
+                Rotary { grouped: scaling.grouped(), ..rotary }
+            }
             None => self.rotary(head_dim, emulate),
         }
     }
@@ -90,7 +93,8 @@ impl RotaryConfig {
         let kept = self.kept(rates.len());
         rates[kept..].fill(0.0);
         let inv_freq = rates.into_iter().map(|rate| emulate.round(rate)).collect();
-        Rotary { inv_freq, amplitude, bf16_positions: emulate == Emulate::Bf16, decay_rates: Vec::new() }
+        let (bf16_positions, decay_rates) = (emulate == Emulate::Bf16, Vec::new());
+        Rotary { inv_freq, amplitude, bf16_positions, decay_rates, grouped: None }
     }
 }
 

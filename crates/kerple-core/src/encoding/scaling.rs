@@ -9,12 +9,14 @@
 //! yarn      f_j (g_j + (1 - g_j) / s),  g_j = 1 for fast rates, 0 for slow ones, a ramp between
 //!           cos and sin times 0.1 ln s + 1                        Peng et al. 2023, arXiv:2309.00071, section 3
 //! llama3    f_j, or f_j / s where 2 pi / f_j exceeds P / low, between them a ramp; s = 8
+//! self_extend   f_j; keys W and more tokens away at positions of groups of G tokens             Jin et al. 2024, arXiv:2401.01325
 //! ```
 //!
 //! `s` is `factor`, or without one the length of the sequence over `P`, at least 1: sequences that are not longer than in
 //! training are rotated as in training. In a sequence that grows, all positions are rotated for the length it has so far.
 
 use super::error::{ConfigError, Result};
+use crate::forms::GroupedPositions;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
@@ -33,6 +35,8 @@ pub enum RopeScaling {
     Yarn(Yarn),
     /// Slow rates are divided, as in Llama 3.1.
     Llama3(Llama3),
+    /// Rates stay, and far keys have positions of groups; for the evaluation of trained models.
+    SelfExtend(GroupedPositions),
 }
 
 /// Keys of `linear` and `ntk`.
@@ -141,10 +145,11 @@ enum TaggedScaling {
     Dynamic(DynamicNtk),
     Yarn(Yarn),
     Llama3(Llama3),
+    SelfExtend(GroupedPositions),
 }
 
 /// Names of the kinds.
-pub const SCALINGS: [&str; 5] = ["linear", "ntk", "dynamic", "yarn", "llama3"];
+pub const SCALINGS: [&str; 6] = ["linear", "ntk", "dynamic", "yarn", "llama3", "self_extend"];
 
 impl<'de> Deserialize<'de> for RopeScaling {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -163,6 +168,7 @@ impl<'de> Deserialize<'de> for RopeScaling {
             TaggedScaling::Dynamic(keys) => RopeScaling::Dynamic(keys),
             TaggedScaling::Yarn(keys) => RopeScaling::Yarn(keys),
             TaggedScaling::Llama3(keys) => RopeScaling::Llama3(keys),
+            TaggedScaling::SelfExtend(keys) => RopeScaling::SelfExtend(keys),
         })
     }
 }
@@ -180,6 +186,9 @@ impl Serialize for RopeScaling {
             }
             RopeScaling::Yarn(keys) => (TaggedScaling::Yarn(keys), (keys == Yarn::default()).then_some("yarn")),
             RopeScaling::Llama3(keys) => (TaggedScaling::Llama3(keys), (keys == Llama3::default()).then_some("llama3")),
+            RopeScaling::SelfExtend(keys) => {
+                (TaggedScaling::SelfExtend(keys), (keys == GroupedPositions::default()).then_some("self_extend"))
+            }
         };
         match kind {
             Some(kind) => kind.serialize(serializer),
@@ -239,13 +248,22 @@ impl RopeScaling {
     /// The same with the length that the rates were made for written down: this one, where it is absent.
     #[must_use]
     pub fn pinned(mut self, train_len: usize) -> RopeScaling {
-        let (RopeScaling::Linear(RopeStretch { original_len, .. })
-        | RopeScaling::Ntk(RopeStretch { original_len, .. })
-        | RopeScaling::Dynamic(DynamicNtk { original_len, .. })
-        | RopeScaling::Yarn(Yarn { original_len, .. })
-        | RopeScaling::Llama3(Llama3 { original_len, .. })) = &mut self;
-        original_len.get_or_insert(train_len);
+        match &mut self {
+            RopeScaling::Linear(RopeStretch { original_len, .. })
+            | RopeScaling::Ntk(RopeStretch { original_len, .. })
+            | RopeScaling::Dynamic(DynamicNtk { original_len, .. })
+            | RopeScaling::Yarn(Yarn { original_len, .. })
+            | RopeScaling::Llama3(Llama3 { original_len, .. }) => {
+                original_len.get_or_insert(train_len);
+            }
+            RopeScaling::SelfExtend(_) => {}
+        }
         self
+    }
+
+    /// Positions of far keys, where they have their own.
+    pub fn grouped(self) -> Option<GroupedPositions> {
+        if let RopeScaling::SelfExtend(grouped) = self { Some(grouped) } else { None }
     }
 
     /// The rates of `rotated` features.
@@ -262,6 +280,7 @@ impl RopeScaling {
                 let stretch = factor * lengths.stretch(None, *original_len) - (factor - 1.0);
                 (with_larger_base(base, rotated, stretch), 1.0)
             }
+            RopeScaling::SelfExtend(_) => (plain_rates(base, rotated), 1.0),
             RopeScaling::Yarn(yarn) => yarn.rates(base, rotated, lengths),
             RopeScaling::Llama3(llama) => {
                 let original = lengths.original(llama.original_len);
@@ -282,6 +301,7 @@ impl RopeScaling {
             RopeScaling::Dynamic(keys) => (Some(keys.factor), keys.original_len),
             RopeScaling::Yarn(keys) => (keys.factor, keys.original_len),
             RopeScaling::Llama3(keys) => (Some(keys.factor), keys.original_len),
+            RopeScaling::SelfExtend(_) => (None, None),
         };
         if let Some(factor) = factor.filter(|factor| !(factor.is_finite() && *factor >= 1.0)) {
             let message = format!("factor {factor} is out of range, it must be at least 1");
@@ -314,7 +334,14 @@ impl RopeScaling {
                     "use e.g. 4 and 1, as in Llama 3.1",
                 )
             }
-            RopeScaling::Linear(_)
+            RopeScaling::SelfExtend(GroupedPositions { group_size: 0, .. }) => {
+                refuse("group_size is 0, it must be at least 1".to_owned(), "use e.g. 8, as in the published code")
+            }
+            RopeScaling::SelfExtend(GroupedPositions { neighbor_window: 0, .. }) => {
+                refuse("neighbor_window is 0, it must be at least 1".to_owned(), "use e.g. half the training length")
+            }
+            RopeScaling::SelfExtend(_)
+            | RopeScaling::Linear(_)
             | RopeScaling::Ntk(_)
             | RopeScaling::Dynamic(_)
             | RopeScaling::Yarn(_)
@@ -378,7 +405,8 @@ mod tests {
         for kind in SCALINGS {
             let plain = read(json!(kind));
             assert_eq!(serde_json::to_value(plain).unwrap(), json!(kind));
-            let long = read(json!({ "kind": kind, "original_len": 77 }));
+            let key = if kind == "self_extend" { "group_size" } else { "original_len" };
+            let long = read(json!({ "kind": kind, key: 77 }));
             assert_ne!(plain, long);
             assert_eq!(read(serde_json::to_value(long).unwrap()), long);
             assert_eq!(plain.check(), Ok(()));
@@ -398,6 +426,8 @@ mod tests {
         for (value, says) in [
             (json!({"kind": "linear", "factor": 0.5}), "factor 0.5"),
             (json!({"kind": "dynamic", "factor": -1}), "factor -1"),
+            (json!({"kind": "self_extend", "group_size": 0}), "group_size is 0"),
+            (json!({"kind": "self_extend", "neighbor_window": 0}), "neighbor_window is 0"),
             (json!({"kind": "ntk", "original_len": 0}), "original_len is 0"),
             (json!({"kind": "yarn", "beta_fast": 1, "beta_slow": 1}), "beta_fast 1 must exceed"),
             (json!({"kind": "yarn", "attention_factor": 0}), "attention_factor 0"),

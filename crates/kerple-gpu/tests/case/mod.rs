@@ -120,6 +120,7 @@ impl Case {
             softcap: None,
             sinks: None,
             normalizer: Normalizer::Softmax,
+            selection: None,
             mask: self.mask,
             lengths: self.lengths.as_deref(),
             documents: self.documents.as_ref(),

@@ -4,7 +4,7 @@
 //! With `n` tokens so far, `G` key and value heads, `H` heads of `D` features, per layer:
 //!
 //! ```text
-//! softmax      8 G D c, and 8 H c of gates, 8 H D c of those of features, 4 H E c of paths with E features; c is n as a power of two, 256 at least; of a window and the piece that is read
+//! softmax      8 G D c, and 8 H c of gates, 8 H D c of those of features, 4 H E c of paths with E features, 8 c of selective attention; c is n as a power of two, 256 at least; of a window and the piece that is read
 //!              only; 4 H c for each table of the encoding, over the distances so far
 //! linear       the state, the random features and 256 positions of the noise of its code: of fixed size
 //! ```
@@ -65,8 +65,8 @@ fn of_layer(plan: &Plan, layer: &LayerSettings, length: usize) -> u64 {
         Some(QueryKeyMap::Polar(polar)) => heads.head_dim + polar.rates.len(),
         Some(QueryKeyMap::Fourier(_)) | None => heads.head_dim,
     };
+    let masked = if plan.model.block.selective_attention.is_some() { bytes(&[2, capacity]) } else { 0 };
     let paths = layer.encoding.path_features(&geometry).map_or(0, |of| bytes(&[heads.heads, capacity, of.width]));
-    [bytes(&[2, key_heads, width, capacity]), gates, paths, bytes(&[tables, heads.heads, length.next_power_of_two()])]
-        .into_iter()
-        .fold(0, u64::saturating_add)
+    let tables = bytes(&[tables, heads.heads, length.next_power_of_two()]);
+    [bytes(&[2, key_heads, width, capacity]), gates, paths, masked, tables].into_iter().fold(0, u64::saturating_add)
 }

@@ -7,7 +7,7 @@ use crate::layers::LayerSettings;
 use kerple_burn::plan::{AttentionKind, BlockConfig, FeatureKind, LinearAttentionConfig, SinkKind};
 use kerple_core::attention::linear::CHUNK;
 use kerple_core::encoding::{ConfigError, Encoding, EncodingForm, Geometry, InLinear, Injection, ScoreModForm};
-use kerple_core::forms::AttnTemperature;
+use kerple_core::forms::{AttnTemperature, GroupedPositions};
 use kerple_core::score_mods::ScoreModSpec;
 use kerple_data::tasks::{TaskConfig, TaskInfo};
 use kerple_run::{StopRule, TrainingEnd};
@@ -195,6 +195,8 @@ fn check_layer(task: Option<&TaskConfig>, layer: &LayerSettings, geometry: &Geom
     check_attention(&encoding, layer, (geometry, model))?;
     check_gates(task, &encoding, layer.attention)?;
     check_normalizer(task, &encoding, &model.block)?;
+    check_selective(task, &encoding, &model.block)?;
+    check_grouped(task, &encoding, layer.attention, &model.block)?;
     check_direction(task, &encoding, &model.block)
 }
 
@@ -253,6 +255,95 @@ fn check_normalizer(task: Option<&TaskConfig>, encoding: &Encoding, block: &Bloc
         let message =
             format!("`{kind}` is defined for causal attention only, but an encoder attends in both directions");
         return refuse("model.block.normalizer", message, "set it to \"softmax\" or \"softpick\", or train a decoder");
+    }
+    Ok(())
+}
+
+/// Selective attention takes what one head scores off the scores of all, for queries in an order; so it needs a softmax of scores by
+/// distance or of a score map.
+fn check_selective(task: Option<&TaskConfig>, encoding: &Encoding, block: &BlockConfig) -> Result<()> {
+    if block.selective_attention.is_none() {
+        return Ok(());
+    }
+    let refuse = |message: String, hint: &str| {
+        Err(Error::Config { place: "model.block.selective_attention".to_owned(), message, hint: hint.to_owned() })
+    };
+    if !block.normalizer.is_softmax() {
+        let message = format!("selective attention masks keys of the softmax, not of `{}`", block.normalizer.kind());
+        return refuse(message, "remove it, or set model.block.normalizer = \"softmax\"");
+    }
+    if OutputHead::of(task).is_bidirectional() {
+        let message = "selective attention masks keys for later queries, but an encoder attends in both directions";
+        return refuse(message.to_owned(), "remove it, or train a decoder");
+    }
+    if encoding.sink_tokens.is_some() {
+        let message = "selective attention does not support first tokens that stay visible under a window".to_owned();
+        return refuse(message, "remove it, or remove sink_tokens");
+    }
+    match encoding.entry() {
+        Injection::Nowhere
+        | Injection::Embeddings
+        | Injection::Rotation { decays: false }
+        | Injection::ContentRotation { decays: false, .. }
+        | Injection::QueryKeyMap { widens: false }
+        | Injection::Scores(_)
+        | Injection::ScoreMod { .. } => Ok(()),
+        Injection::Rotation { decays: true }
+        | Injection::ContentRotation { decays: true, .. }
+        | Injection::QueryKeyMap { widens: true }
+        | Injection::Gates { .. }
+        | Injection::FeatureGates { .. }
+        | Injection::RelativeBias
+        | Injection::PathBias
+        | Injection::Householder { .. }
+        | Injection::Code => {
+            let message = format!("selective attention does not support {}", encoding.label());
+            refuse(message, "remove it, or use an encoding by distance, such as kerple_log or rotary")
+        }
+    }
+}
+
+/// Far keys at positions of groups are for the softmax of a decoder.
+fn check_grouped(
+    task: Option<&TaskConfig>,
+    encoding: &Encoding,
+    attention: &AttentionKind,
+    block: &BlockConfig,
+) -> Result<()> {
+    let Some(scaling) = encoding.scaling().filter(|scaling| scaling.grouped().is_some()) else { return Ok(()) };
+    let unsupported = [
+        ("linear attention".to_owned(), attention.linear().is_some()),
+        (format!("the normalizer {}", block.normalizer.kind()), !block.normalizer.is_softmax()),
+        ("selective attention".to_owned(), block.selective_attention.is_some()),
+        ("first tokens that stay visible under a window".to_owned(), encoding.sink_tokens.is_some()),
+        ("an encoder, which attends in both directions".to_owned(), OutputHead::of(task).is_bidirectional()),
+    ];
+    match unsupported.into_iter().find(|(_, is_set)| *is_set) {
+        None => Ok(()),
+        Some((what, _)) => Err(Error::Config {
+            place: "encoding.scaling".to_owned(),
+            message: format!("{} does not support {what}", scaling.label()),
+            hint: "use another scaling, such as yarn".to_owned(),
+        }),
+    }
+}
+
+/// Refuses to train with what only changes how a trained model is evaluated.
+pub(super) fn check_trained_scaling(encoding: &Encoding, model: &ModelPlan) -> Result<()> {
+    let of_model = std::iter::once(("encoding.scaling".to_owned(), encoding.clone()));
+    let others = model.other_encodings();
+    let of_kinds = others.into_iter().map(|(name, other)| (format!("model.layers.{name}.encoding.scaling"), other));
+    for (place, encoding) in of_model.chain(of_kinds) {
+        if let Some((scaling, grouped)) = encoding.scaling().and_then(|scaling| Some((scaling, scaling.grouped()?))) {
+            let GroupedPositions { group_size, neighbor_window } = grouped;
+            let keys =
+                format!("kind = \"self_extend\", group_size = {group_size}, neighbor_window = {neighbor_window}");
+            return Err(Error::Config {
+                place,
+                message: format!("{} is for the evaluation of trained models only", scaling.label()),
+                hint: format!("remove it, and evaluate with --rope-scaling '{{ {keys} }}'"),
+            });
+        }
     }
     Ok(())
 }
@@ -351,6 +442,7 @@ fn check_attention(
         ("model.block.attn_temperature", block.attn_temperature.is_some()),
         ("model.block.attn_softcap", block.attn_softcap.is_some()),
         ("model.block.normalizer", !block.normalizer.is_softmax()),
+        ("model.block.selective_attention", block.selective_attention.is_some()),
         ("model.block.sink", block.sink != SinkKind::None),
     ] {
         if is_set {

@@ -152,6 +152,7 @@ impl ModelPlan {
             found.extend(layer.sink_tokens.map(|_| format!("the first tokens of {}", layer.windowed().label())));
             let normalizer = self.block.normalizer;
             found.extend((!normalizer.is_softmax()).then(|| format!("the normalizer {}", normalizer.kind())));
+            found.extend(self.block.selective_attention.map(|_| "selective attention".to_owned()));
             found.extend(match layer.attention.linear() {
                 None if matches!(layer.encoding.entry(), Injection::Gates { kernel: false })
                     && !OutputHead::of(task).is_bidirectional() =>

@@ -10,6 +10,7 @@ use crate::output::{print_json, remarkln, resultln};
 use crate::progress::ProgressLine;
 use kerple_burn::device::DeviceName;
 use kerple_burn::positional_encoding::PositionalEncoding;
+use kerple_core::encoding::scaling::RopeScaling;
 use kerple_lm::config::DataConfig;
 use kerple_lm::corpus::{self, DataSource};
 use kerple_lm::evaluate::{self, EvalCheckpoint, EvalData, EvalEvent, EvalRequest, EvalRun, KeyTokenEval, Protocol};
@@ -122,11 +123,14 @@ fn change(encoding: &mut PositionalEncoding, args: &EvalArgs) -> CommandResult {
         }
         *encoding = encoding.with_window(Some(window));
     }
-    if let Some(scaling) = args.rope_scaling {
-        let scaled = encoding.with_rope_scaling(scaling);
-        *encoding = scaled
-            .map_err(|refusal| CommandError::misuse(format!("--rope-scaling: {}", refusal.message), refusal.hint))?;
-    }
+    args.rope_scaling.map_or(Ok(()), |scaling| scale(encoding, scaling))
+}
+
+/// Changes how an encoding turns queries and keys, as `--rope-scaling` asks for it.
+pub(super) fn scale(encoding: &mut PositionalEncoding, scaling: RopeScaling) -> CommandResult {
+    let scaled = encoding.with_rope_scaling(scaling);
+    *encoding =
+        scaled.map_err(|refusal| CommandError::misuse(format!("--rope-scaling: {}", refusal.message), refusal.hint))?;
     Ok(())
 }
 

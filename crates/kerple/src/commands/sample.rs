@@ -28,7 +28,11 @@ pub fn run(args: &SampleArgs) -> CommandResult {
     let run = RunFolder::new(&args.run);
     let runtime = args.hardware.runtime()?;
     let TrainedModel { plan, model, notes, .. } = run.load(&runtime.device, false)?;
-    let model = model.with_implementation(runtime.implementation);
+    let mut model = model.with_implementation(runtime.implementation);
+    if let Some(scaling) = args.rope_scaling {
+        super::eval::scale(&mut model.trunk.encoding, scaling)?;
+        plan.check_evaluated(model.trunk.encoding.encoding())?;
+    }
     notes.iter().for_each(|note| remarkln!("note: {note}"));
     let tokenizer = run.tokenizer(&plan)?;
     let music = MusicSampler::of(&tokenizer);

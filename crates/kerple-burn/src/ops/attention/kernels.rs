@@ -10,7 +10,7 @@ const HOST: &[DeviceKind] = &[DeviceKind::Cpu];
 /// The processor has one for every call, GPUs have one for softmax with tables over distances, FIRE's bias or nothing at all.
 #[cfg(feature = "cube")]
 pub(super) fn of(rows: [&Tensor<4>; 3], scoring: &Scoring, context: &ScoreContext) -> &'static [DeviceKind] {
-    if scoring.normalizer.is_softmax() && super::gpu::runs(rows, context) {
+    if scoring.normalizer.is_softmax() && scoring.selective.is_none() && super::gpu::runs(rows, context) {
         &[DeviceKind::Cpu, DeviceKind::Gpu]
     } else {
         HOST

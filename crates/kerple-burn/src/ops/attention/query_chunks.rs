@@ -29,6 +29,7 @@ pub fn query_chunked(
     let (q, keys) = (shifted(q, &context.bias), k.dims()[2]);
     let biased = context.relative.is_some() || context.path.is_some() || context.householder.is_some();
     let per_row = biased || context.kernel.is_some() || context.feature_gates.is_some();
+    assert!(scoring.selective.is_none(), "selective attention is not chunked over queries");
     assert!(
         !per_row,
         "biases of rows and paths, Householder products, learned positions and gates of features are not chunked over queries"
@@ -153,6 +154,7 @@ impl QueryChunksOp {
             relative: None,
             path: None,
             householder: None,
+            masked_before: None,
         }
     }
 
@@ -183,7 +185,19 @@ fn leaf<const D: usize>(x: Tensor<D>) -> Tensor<D> {
 }
 
 fn leaves(terms: ScoreTerms) -> ScoreTerms {
-    let ScoreTerms { settings, tables, own, sinks, gates, kernel, feature_gates, relative, path, householder } = terms;
+    let ScoreTerms {
+        settings,
+        tables,
+        own,
+        sinks,
+        gates,
+        kernel,
+        feature_gates,
+        relative,
+        path,
+        householder,
+        masked_before,
+    } = terms;
     let tables = tables.map(|table| table.map(leaf));
     ScoreTerms {
         settings,
@@ -196,6 +210,7 @@ fn leaves(terms: ScoreTerms) -> ScoreTerms {
         relative,
         path,
         householder,
+        masked_before,
     }
 }
 

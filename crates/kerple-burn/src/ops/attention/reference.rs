@@ -7,11 +7,12 @@ use crate::attention_context::{
     ScoreContext,
 };
 use crate::implementation::Impl;
+use crate::ops::grouped_attention::TurnedRows;
 use crate::ops::householder;
 use crate::ops::matmul::product;
 use crate::ops::score_mods::{self, ScoreModInput};
 use burn::tensor::{Bool, Int, Tensor, TensorData, activation};
-use kerple_core::forms::{Mask, Normalizer, PositionKernel, SOFTPICK_EPS, Sides, StickBreaking};
+use kerple_core::forms::{Mask, Normalizer, PositionKernel, SOFTPICK_EPS, Selective, Sides, StickBreaking};
 use kerple_core::score_mods::{ScoreModExtent, ScoreModSpec};
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,6 +25,33 @@ pub fn reference(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scoring: &Scoring, co
     let pairs = QueryKeyPairs::last([q.dims()[2], k.dims()[2]]);
     let q = shifted(q, &context.bias);
     ScoreTerms::of(scoring, context, pairs.keys.end).attend([q, k, v], &pairs)
+}
+
+/// The output of selective attention, and what its queries and those before them have masked for later ones, `[B, 1, 1, K]`.
+pub(crate) struct MaskedAfter {
+    pub(crate) out: Tensor<4>,
+    pub(crate) sums: Tensor<4>,
+}
+
+/// [`reference`] of selective attention after queries that have masked `before`, `[B, 1, 1, K]`.
+pub(crate) fn selective_after(
+    [q, k, v]: [Tensor<4>; 3],
+    scoring: &Scoring,
+    context: &ScoreContext,
+    before: Option<Tensor<4>>,
+) -> MaskedAfter {
+    let pairs = QueryKeyPairs::last([q.dims()[2], k.dims()[2]]);
+    let q = shifted(q, &context.bias);
+    let mut terms = ScoreTerms::of(scoring, context, pairs.keys.end);
+    terms.masked_before = before;
+    let unmasked = ScoreSettings { selective: None, ..terms.settings.clone() };
+    let logits = ScoreTerms { settings: unmasked, ..terms.clone() }.seen(q.clone(), k.clone(), &pairs);
+    let taken = terms.taken(&logits.mapped, &logits.hidden, &pairs).sum_dim(2);
+    let sums = match terms.masked_before.clone() {
+        Some(before) => before + taken,
+        None => taken,
+    };
+    MaskedAfter { out: terms.attend([q, k, v], &pairs), sums }
 }
 
 /// The weight of every key for every query, `[B, H, Q, K]`; reference implementation.
@@ -47,11 +75,58 @@ pub struct AttentionScores {
     hidden: Tensor<4, Bool>,
 }
 
+impl AttentionScores {
+    /// Those of the last query alone.
+    pub fn last(self) -> AttentionScores {
+        let last = |x: Tensor<4>| {
+            let queries = x.dims()[2];
+            x.narrow(2, queries - 1, 1)
+        };
+        let AttentionScores { scores, bias, mapped, adds_bias, hidden } = self;
+        let queries = hidden.dims()[2];
+        let hidden = hidden.narrow(2, queries - 1, 1);
+        AttentionScores { scores: last(scores), bias: bias.map(last), mapped: last(mapped), adds_bias, hidden }
+    }
+}
+
 /// Scores of `[B, H, Q, D]` queries, whose last one is at the last key's position; reference implementation.
 pub fn seen(q: Tensor<4>, k: Tensor<4>, scoring: &Scoring, context: &ScoreContext) -> AttentionScores {
     let pairs = QueryKeyPairs::last([q.dims()[2], k.dims()[2]]);
     let q = shifted(q, &context.bias);
     ScoreTerms::of(scoring, context, pairs.keys.end).seen(q, k, &pairs)
+}
+
+/// Scores of near keys, and from the window on those of far ones.
+pub(crate) fn grouped_seen(rows: &TurnedRows, scoring: &Scoring, context: &ScoreContext) -> AttentionScores {
+    let [q, k] = &rows.near;
+    let pairs = QueryKeyPairs::last([q.dims()[2], k.dims()[2]]);
+    let terms = ScoreTerms::of(scoring, context, pairs.keys.end);
+    let [near, far] = [&rows.near, &rows.far].map(|[q, k]| terms.seen(q.clone(), k.clone(), &pairs));
+    let is_far = pairs.distances(&q.device()).greater_equal_elem(rows.window as i64).unsqueeze::<4>();
+    let is_far = is_far.expand(near.mapped.dims());
+    AttentionScores {
+        scores: near.scores.mask_where(is_far.clone(), far.scores),
+        mapped: near.mapped.mask_where(is_far, far.mapped),
+        ..near
+    }
+}
+
+/// The weight of every key for every query, `[B, H, Q, K]`, with far keys turned by their groups.
+pub(crate) fn grouped_weights(rows: &TurnedRows, scoring: &Scoring, context: &ScoreContext) -> Tensor<4> {
+    let pairs = QueryKeyPairs::last([rows.near[0].dims()[2], rows.near[1].dims()[2]]);
+    let terms = ScoreTerms::of(scoring, context, pairs.keys.end);
+    terms.weights_of(grouped_seen(rows, scoring, context), &pairs)
+}
+
+/// Attention with far keys turned by their groups.
+pub(crate) fn grouped_reference(
+    rows: TurnedRows,
+    v: Tensor<4>,
+    scoring: &Scoring,
+    context: &ScoreContext,
+) -> Tensor<4> {
+    let v = repeat_heads(v, rows.near[0].dims()[1]);
+    product(grouped_weights(&rows, scoring, context), v, false, Impl::Reference)
 }
 
 /// Queries with what a method adds to them.
@@ -68,6 +143,7 @@ pub(super) struct ScoreSettings {
     pub(super) scale: f64,
     pub(super) softcap: Option<f64>,
     pub(super) normalizer: Normalizer,
+    pub(super) selective: Option<Selective>,
     pub(super) score_mod: Option<Arc<ScoreModSpec>>,
     pub(super) feature_decay: Option<Arc<[f64]>>,
     pub(super) mask: AttentionMask,
@@ -99,12 +175,14 @@ pub(super) struct ScoreTerms {
     pub(super) path: Option<PathTensors>,
     /// Of all keys.
     pub(super) householder: Option<HouseholderTensors>,
+    /// What queries before those of a call have masked in selective attention, `[B, 1, 1, K]`.
+    pub(super) masked_before: Option<Tensor<4>>,
 }
 
 impl ScoreTerms {
     /// Of attention over this many keys.
     pub(super) fn of(scoring: &Scoring, context: &ScoreContext, keys: usize) -> ScoreTerms {
-        let Scoring { scale, softcap, sinks, normalizer } = scoring.clone();
+        let Scoring { scale, softcap, sinks, normalizer, selective } = scoring.clone();
         let ScoreContext { mask, bias, gates, kernel, feature_gates, relative, path, householder } = context.clone();
         let extent = mask.extent(keys, scale);
         let gates = gates.map(|gates| mask.without_nan_in_padding(gates));
@@ -118,9 +196,31 @@ impl ScoreTerms {
             }
         };
         let implementation = Impl::Reference;
-        let settings =
-            ScoreSettings { scale, softcap, normalizer, score_mod, feature_decay, mask, extent, implementation };
-        ScoreTerms { settings, tables, own, sinks, gates, kernel, feature_gates, relative, path, householder }
+        let settings = ScoreSettings {
+            scale,
+            softcap,
+            normalizer,
+            selective,
+            score_mod,
+            feature_decay,
+            mask,
+            extent,
+            implementation,
+        };
+        let masked_before = None;
+        ScoreTerms {
+            settings,
+            tables,
+            own,
+            sinks,
+            gates,
+            kernel,
+            feature_gates,
+            relative,
+            path,
+            householder,
+            masked_before,
+        }
     }
 
     /// Scores of queries and keys at these positions.
@@ -171,7 +271,52 @@ impl ScoreTerms {
             None => mapped,
             Some(path) => mapped + path_bias(path, pairs),
         };
+        let mapped = match self.settings.selective {
+            None => mapped,
+            Some(kind) => {
+                let masked = self.masked(kind, &mapped, &hidden, pairs);
+                mapped - masked
+            }
+        };
         AttentionScores { scores, bias, mapped, adds_bias, hidden }
+    }
+
+    /// S of selective attention, `[B, 1, Q, K]`: positive logits of the first head, except at a query's own key and at the first key of
+    /// its sequence or document.
+    fn taken(&self, mapped: &Tensor<4>, hidden: &Tensor<4, Bool>, pairs: &QueryKeyPairs) -> Tensor<4> {
+        let first = mapped.clone().narrow(1, 0, 1);
+        let ([batch, _, queries, keys], device) = (first.dims(), first.device());
+        let own = pairs.distances(&device).equal_elem(0).unsqueeze::<4>();
+        let starts: Vec<bool> = match &self.settings.mask.documents {
+            Some(documents) => {
+                documents.starts().iter().zip(0..).map(|(start, at): (&usize, usize)| *start == at % keys).collect()
+            }
+            None => (0..batch * keys).map(|at| at % keys == 0).collect(),
+        };
+        let starts = Tensor::<4, Bool>::from_data(TensorData::new(starts, [batch, 1, 1, keys]), &device);
+        let shape = [batch, 1, queries, keys];
+        let [own, starts, hidden] = [own, starts, hidden.clone()].map(|mask| mask.expand(shape));
+        activation::relu(first).mask_fill(hidden.bool_or(own).bool_or(starts), 0.0)
+    }
+
+    /// F of selective attention, `[B, 1, Q, K]`.
+    fn masked(
+        &self,
+        kind: Selective,
+        mapped: &Tensor<4>,
+        hidden: &Tensor<4, Bool>,
+        pairs: &QueryKeyPairs,
+    ) -> Tensor<4> {
+        let taken = self.taken(mapped, hidden, pairs);
+        let sums = running_sums(taken.clone().swap_dims(2, 3)).swap_dims(2, 3);
+        let masked = match kind {
+            Selective::Exclusive => sums - taken,
+            Selective::Inclusive => sums,
+        };
+        match self.masked_before.clone() {
+            Some(before) => masked + before,
+            None => masked,
+        }
     }
 
     /// What cumulative gates add to scores.
@@ -184,7 +329,11 @@ impl ScoreTerms {
 
     /// The weight of each key for each query, `[B, H, Q, K]`; the remainder of stick-breaking attention is weight of a query's own key.
     fn weights(&self, q: Tensor<4>, k: Tensor<4>, pairs: &QueryKeyPairs) -> Tensor<4> {
-        let AttentionScores { mapped, hidden, .. } = self.seen(q, k, pairs);
+        self.weights_of(self.seen(q, k, pairs), pairs)
+    }
+
+    fn weights_of(&self, scores: AttentionScores, pairs: &QueryKeyPairs) -> Tensor<4> {
+        let AttentionScores { mapped, hidden, .. } = scores;
         match self.settings.normalizer {
             Normalizer::Softmax => {}
             Normalizer::StickBreaking(choices) => return stick_breaking(mapped, hidden, choices, pairs),

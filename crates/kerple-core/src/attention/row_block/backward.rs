@@ -1,6 +1,7 @@
 //! Rows of all heads backwards: scores, map and weights again, then every gradient.
 
 use super::path::PathBackwardScratch;
+use super::selection::{BlockOrder, KeyTile, PassedOn, SelectionScratch, first_turns, masked_sums};
 use super::{KEYS, RowBlockInputs, RowBlockScratch, RowBlockTile, RowKeyProduct, WeightedSum, tiles};
 use crate::Number;
 use crate::attention::dropout::DropoutFactors;
@@ -42,6 +43,9 @@ struct RowBlockBackwardSegments<'a, L: Lanes> {
     tiles: Vec<usize>,
     /// Of each segment: which block may add to what its map sums.
     map_turns: Turns,
+    /// With selective attention: F of each key, and what later queries bring.
+    selection: Option<[PassedOn<'a>; 2]>,
+    order: BlockOrder,
 }
 
 /// One segment of a call.
@@ -84,6 +88,7 @@ struct RowBlockBackwardScratch<T> {
     path: Option<PathBackwardScratch<T>>,
     /// `[H, rows, columns]`
     dropout: Option<DropoutFactors<T>>,
+    selection: Option<SelectionScratch<T>>,
 }
 
 impl<T: Number> SimdKernel<T> for RowBlockBackward<'_, T> {
@@ -98,8 +103,8 @@ impl<T: Number> SimdKernel<T> for RowBlockBackward<'_, T> {
             d_v,
             d_score_mod,
             d_sinks,
-            d_bias: _,
-            d_weight: _,
+            d_bias,
+            d_weight,
             d_gate_cumsum: _,
             d_decay_cumsum: _,
             d_positions: _,
@@ -108,6 +113,15 @@ impl<T: Number> SimdKernel<T> for RowBlockBackward<'_, T> {
             d_householder: _,
         } = gradients;
         sinks::backward(&inputs.problem, &saved, d_sinks);
+        // what a query masks has a gradient from later ones
+        let order = if inputs.problem.selection.is_some() { BlockOrder::LastToFirst } else { BlockOrder::FirstToLast };
+        let mut passed_on = inputs.problem.selection.map(|_| {
+            let masked = masked_sums(lanes, &inputs);
+            let later = vec![0.0; masked.len()];
+            [masked, later]
+        });
+        let selection =
+            passed_on.as_mut().map(|both| both.each_mut().map(|sums| PassedOn::new::<L>(&inputs, order, sums)));
         let segments = inputs.problem.segments();
         let lse = View { data: saved.lse, strides: Strides { batch: heads * queries, head: queries, row: 1 } };
         let all = RowBlockBackwardSegments {
@@ -119,13 +133,17 @@ impl<T: Number> SimdKernel<T> for RowBlockBackward<'_, T> {
             d_k,
             d_v,
             d_path: cleared(&inputs, d_path),
-            turns: Turns::from_first(first_blocks::<L>(&inputs).into_iter()),
+            turns: Turns::from_first(first_turns::<L>(&inputs, order, kv_heads).into_iter()),
             tiles: inputs.problem.offsets(|alone| kv_heads * RowBlockInputs { problem: *alone, ..inputs }.spans()),
             map_turns: Turns::new(segments, |_| 0),
+            selection,
+            order,
         };
         all.clear();
         let sums = if inputs.problem.segments_share_rows() { all.sums_of_documents() } else { all.sums_of_rows() };
-        if let Some(d_score_mod) = d_score_mod {
+        if let Some(table) = inputs.table {
+            table.store(&sums, [d_bias, d_weight]);
+        } else if let Some(d_score_mod) = d_score_mod {
             inputs.map().expect("only a score modification has parameters").finish(&sums, d_score_mod);
         }
     }
@@ -139,22 +157,6 @@ fn cleared<'a, T: Number>(
     let (mut d_path, AttentionDims { batch, heads, keys, .. }) = (d_path?, inputs.problem.dims);
     d_path.d_keys.fill([batch, heads, keys, inputs.problem.path()?.width], T::ZERO);
     Some(d_path)
-}
-
-/// The first block that sees each tile of each key head of each segment. Those that see it are consecutive.
-fn first_blocks<L: Lanes>(inputs: &RowBlockInputs<L::Number>) -> Vec<usize> {
-    let (mut first, kv_heads) = (Vec::new(), inputs.problem.dims.kv_heads);
-    for number in 0..inputs.problem.segments() {
-        let (alone, start) = (inputs.alone(number), first.len());
-        let spans = alone.spans();
-        first.resize(start + kv_heads * spans, usize::MAX);
-        for block in (0..alone.blocks()).rev() {
-            for (tile, _) in alone.parts::<L>(&alone.place::<L>(block)) {
-                (0..kv_heads).for_each(|kv_head| first[start + kv_head * spans + tile] = block);
-            }
-        }
-    }
-    first
 }
 
 impl<L: Lanes> RowBlockBackwardSegments<'_, L> {
@@ -202,10 +204,12 @@ impl<L: Lanes> RowBlockBackwardSegments<'_, L> {
         let blocks = SegmentBlocks::of(problem, segments, 1, count);
         let scratch = || self.scratch();
         workers::for_each(blocks.items(), scratch, |scratch, item| {
-            let _guards = (self.turns.guard(), self.map_turns.guard());
+            let of_selection = self.selection.as_ref().map(|both| both.each_ref().map(PassedOn::guard));
+            let _guards = (self.turns.guard(), self.map_turns.guard(), of_selection);
             let SegmentBlock { segment, block, .. } = blocks.consecutive(item);
             let call = self.alone(segment, map_sums.starting_at(segment - first, 0));
-            call.block(scratch, &call.inputs.place::<L>(block), block);
+            let place = call.inputs.place::<L>(self.order.block(block, call.inputs.blocks()));
+            call.block(scratch, &place, block);
         });
     }
 
@@ -271,6 +275,7 @@ impl<L: Lanes> RowBlockBackwardSegments<'_, L> {
             map_sums,
             path,
             dropout,
+            selection: SelectionScratch::new::<L>(&self.inputs),
         }
     }
 }
@@ -317,8 +322,14 @@ impl<L: Lanes> RowBlockBackwardCall<'_, L> {
     /// Adds what a tile of keys brings to the gradients.
     fn part(&self, scratch: &mut RowBlockBackwardScratch<L::Number>, place: &RowBlockTile, block: usize, tile: usize) {
         let AttentionDims { heads, kv_heads, head_dim, .. } = self.inputs.problem.dims;
-        self.weights(scratch, place);
+        let of = KeyTile { segment: self.number, tile, turn: block };
+        self.weights(scratch, place, of);
         let size = heads * place.rows * place.columns;
+        if let (Some(selection), Some(kind), Some([_, later])) =
+            (&mut scratch.selection, self.inputs.problem.selection, &self.all.selection)
+        {
+            selection.backward(self.lanes, (kind, later), of, place, &mut scratch.d_scores[..size]);
+        }
         let described = self.inputs.block(place, &scratch.tiles.q_of_map);
         if let Some(map) = self.inputs.map() {
             let of_block = ScoreModGradients {
@@ -353,11 +364,13 @@ impl<L: Lanes> RowBlockBackwardCall<'_, L> {
     }
 
     /// Scores, weights, and the gradient in the mapped scores.
-    fn weights(&self, scratch: &mut RowBlockBackwardScratch<L::Number>, place: &RowBlockTile) {
+    fn weights(&self, scratch: &mut RowBlockBackwardScratch<L::Number>, place: &RowBlockTile, of: KeyTile) {
         let (inputs, lanes) = (&self.inputs, self.lanes);
         let heads = inputs.problem.dims.heads;
         let size = heads * place.rows * place.columns;
-        let RowBlockBackwardScratch { tiles, d_out, delta, scores, weights, d_scores, path, dropout, .. } = scratch;
+        let RowBlockBackwardScratch {
+            tiles, d_out, delta, scores, weights, d_scores, path, dropout, selection, ..
+        } = scratch;
         let (scores, weights, d_scores) = (&mut scores[..size], &mut weights[..size], &mut d_scores[..size]);
         inputs.raw_scores(lanes, place, tiles, scores);
         weights.copy_from_slice(scores);
@@ -366,6 +379,9 @@ impl<L: Lanes> RowBlockBackwardCall<'_, L> {
         }
         if let Some(of_path) = &mut tiles.path {
             of_path.add_bias(lanes, inputs, place, weights, path.as_mut());
+        }
+        if let (Some(selection), Some([masked, _])) = (selection, &self.all.selection) {
+            selection.mask(lanes, (inputs, masked, self.all.order), of, place, weights);
         }
         let keys_transposed = &mut tiles.transposed[..];
         let (rows, width, keys) = (&d_out[..], tiles.width, inputs.v);

@@ -1,5 +1,6 @@
 //! Rows of all heads: scores, map, softmax, values.
 
+use super::selection::{BlockOrder, KeyTile, PassedOn, SelectionScratch};
 use super::{RowBlockInputs, RowBlockScratch, RowBlockTile, WeightedSum};
 use crate::Number;
 use crate::attention::dropout::DropoutFactors;
@@ -32,6 +33,7 @@ struct RowBlockForwardScratch<T> {
     rescale: Vec<T>,
     /// `[H, rows, columns]`
     dropout: Option<DropoutFactors<T>>,
+    selection: Option<SelectionScratch<T>>,
 }
 
 impl<T: Number> SimdKernel<T> for RowBlockForward<'_, T> {
@@ -50,10 +52,16 @@ impl<T: Number> SimdKernel<T> for RowBlockForward<'_, T> {
             let [row_max, row_sum, rescale] = [(); 3].map(|()| workers::scratch(rows));
             let scores = largest.scores::<L>();
             let dropout = DropoutFactors::new(problem, scores.len());
-            RowBlockForwardScratch { tiles, scores, out, row_max, row_sum, rescale, dropout }
+            let selection = SelectionScratch::new::<L>(&inputs);
+            RowBlockForwardScratch { tiles, scores, out, row_max, row_sum, rescale, dropout, selection }
         };
+        let mut sums = problem.selection.map(|selection| selection.sums(problem.dims));
+        let order = BlockOrder::FirstToLast;
+        let passed_on = sums.as_mut().map(|sums| PassedOn::new::<L>(&inputs, order, sums));
         workers::for_each(blocks.items(), scratch, |scratch, item| {
-            let SegmentBlock { segment, block, .. } = blocks.independent(item);
+            let _guard = passed_on.as_ref().map(PassedOn::guard);
+            let SegmentBlock { segment, block, .. } =
+                if passed_on.is_some() { blocks.consecutive(item) } else { blocks.independent(item) };
             let DocumentSegment { row, first_query, .. } = problem.segment(segment);
             let [out, lse] = [&out, &lse].map(|view| view.starting_at(row, first_query));
             let inputs = inputs.alone(segment);
@@ -69,8 +77,9 @@ impl<T: Number> SimdKernel<T> for RowBlockForward<'_, T> {
             if let Some(path) = &mut scratch.tiles.path {
                 path.begin(lanes, &inputs, &place);
             }
-            for (_, part) in inputs.parts::<L>(&place) {
-                add_part(&inputs, lanes, &part, scratch);
+            for (tile, part) in inputs.parts::<L>(&place) {
+                let of = KeyTile { segment, tile, turn: block };
+                add_part(&inputs, lanes, (&part, of), passed_on.as_ref(), scratch);
             }
             let RowBlockForwardScratch { tiles, out: sums, row_max, row_sum, .. } = scratch;
             for at in 0..heads * place.rows {
@@ -92,15 +101,16 @@ impl<T: Number> SimdKernel<T> for RowBlockForward<'_, T> {
 fn add_part<L: Lanes>(
     inputs: &RowBlockInputs<L::Number>,
     lanes: L,
-    place: &RowBlockTile,
+    (place, of): (&RowBlockTile, KeyTile),
+    passed_on: Option<&PassedOn>,
     scratch: &mut RowBlockForwardScratch<L::Number>,
 ) {
-    let RowBlockForwardScratch { tiles, scores, out, row_max, row_sum, rescale, dropout } = scratch;
+    let RowBlockForwardScratch { tiles, scores, out, row_max, row_sum, rescale, dropout, selection } = scratch;
     let heads = inputs.problem.dims.heads;
     let scores = &mut scores[..heads * place.rows * place.columns];
-    inputs.raw_scores(lanes, place, tiles, scores);
-    if let Some(map) = inputs.map() {
-        map.forward(&inputs.block(place, &tiles.q_of_map), scores);
+    inputs.mapped_scores(lanes, place, tiles, scores);
+    if let (Some(selection), Some(passed_on)) = (selection, passed_on) {
+        selection.mask(lanes, (inputs, passed_on, BlockOrder::FirstToLast), of, place, scores);
     }
     if let Some(path) = &mut tiles.path {
         path.add_bias(lanes, inputs, place, scores, None);

@@ -93,6 +93,32 @@ fn blocks_equal_the_whole() {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+    #[test]
+    fn selections_equal_naive(recipe in recipes(), seed in any::<u64>()) {
+        if let Some(case) = recipe.case().square(seed).selective(seed) {
+            let mapped = seed.is_multiple_of(3);
+            assert_row_block_equals_naive(if mapped { case.mapped(seed / 3) } else { case });
+        }
+    }
+}
+
+/// Blocks of 128 rows and tiles of 64 keys are whole, odd and one over; windows begin inside of tiles and between them.
+#[test]
+fn selections_in_blocks_equal_the_whole() {
+    for (queries, keys) in [(1, 300), (64, 64), (65, 129), (128, 128), (131, 260), (300, 300)] {
+        for window in [None, Some(1), Some(50), Some(64), Some(200)] {
+            for seed in [40, 41] {
+                let case = Case::with_mask(dims(2, 4, 2, queries, keys, 5), Mask::Causal { window }, 40);
+                let case = case.softened(seed == 40, true).selective(seed).unwrap();
+                assert_row_block_equals_naive(case.clone());
+                assert_row_block_equals_naive(case.mapped(seed));
+            }
+        }
+    }
+}
+
 #[test]
 fn what_is_dropped_is_what_the_definition_drops() {
     for (queries, mask) in [(60, Mask::CAUSAL), (1, Mask::CAUSAL), (131, Mask::Bidirectional { window: Some(90) })] {
@@ -132,6 +158,9 @@ fn threads_do_not_change_a_bit() {
         Case::with_mask(dims(1, 2, 2, 300, 400, 8), Mask::Causal { window: Some(130) }, 45).mapped(47),
         Case::new(dims(1, 2, 2, 400, 400, 8), 45).mapped(48),
         Case::new(dims(2, 4, 2, 400, 500, 8), 45).softened(false, true).with_path(8, 48),
+        Case::new(dims(2, 4, 2, 600, 700, 8), 45).softened(false, true).selective(1).unwrap(),
+        Case::with_mask(dims(1, 2, 2, 500, 500, 8), Mask::Causal { window: Some(130) }, 45).selective(2).unwrap(),
+        Case::new(dims(1, 2, 2, 400, 400, 8), 45).selective(2).unwrap().mapped(48),
     ] {
         for set in InstructionSet::available() {
             let on = |threads| {
