@@ -35,6 +35,8 @@ pub struct Comparison {
     pub rope_scalings: Vec<RopeScaling>,
     /// Folder of everything.
     pub out: PathBuf,
+    /// Folder of the runs, within it.
+    pub runs: PathBuf,
     /// Where models are, and the program that runs it.
     pub runtime: Runtime,
 }
@@ -42,7 +44,7 @@ pub struct Comparison {
 impl Comparison {
     /// Folder of one run.
     pub fn folder(&self, label: &str, seed: u64) -> RunFolder {
-        RunFolder::new(self.out.join("runs").join(label).join(format!("seed-{seed}")))
+        RunFolder::new(self.runs.join(label).join(format!("seed-{seed}")))
     }
 
     /// Trains and evaluates what is not done yet of a shard's runs; `false` when `stop` was set before the end.
@@ -177,6 +179,7 @@ mod tests {
             },
             rope_scalings: Vec::new(),
             out: PathBuf::new(),
+            runs: PathBuf::new(),
             runtime: Runtime::cpu(None),
         };
         let facts = DataInfo { vocab_size: 9, tokenizer: String::new(), train_tokens: 1 << 20, content: String::new() };

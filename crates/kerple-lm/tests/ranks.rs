@@ -378,6 +378,7 @@ fn comparison(config: &RunConfig, out: PathBuf, ranks: Ranks) -> Comparison {
         seeds: 2,
         request: request(),
         rope_scalings: Vec::new(),
+        runs: out.join("runs"),
         out,
         runtime: Runtime::cpu(None).with_ranks(ranks),
     }

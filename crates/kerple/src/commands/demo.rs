@@ -134,6 +134,7 @@ fn comparison(out: &Path, data: &Path) -> Comparison {
         },
         rope_scalings: Vec::new(),
         out: out.to_owned(),
+        runs: out.join("runs"),
         runtime: Runtime::cpu(Some(env!("KERPLE_COMMIT").to_owned())),
     }
 }

@@ -223,6 +223,7 @@ fn cost(
         request: scored.clone(),
         rope_scalings: Vec::new(),
         out: args.out.clone(),
+        runs: args.out.join("runs"),
         runtime: runtime.clone(),
     };
     let Cost { step, evaluation } = Cost::measure(&trial, stop)?;
