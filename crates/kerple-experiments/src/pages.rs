@@ -16,6 +16,7 @@ mod claims;
 mod dape;
 mod description;
 mod figures;
+mod key_tokens;
 mod methods;
 mod names;
 mod numerics;

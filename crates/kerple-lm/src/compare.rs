@@ -79,6 +79,7 @@ impl Comparison {
             task: None,
             window: None,
             rope_scaling,
+            evaluators: Vec::new(),
         };
         let evals: Vec<EvalSpec> =
             [None].into_iter().chain(self.rope_scalings.iter().copied().map(Some)).map(spec).collect();
@@ -146,7 +147,7 @@ impl Comparison {
             rows.extend(self.folder(&plan.label, plan.seed).evaluations()?);
         }
         let earlier = evaluate::earlier_segments(&rows, text, self.request.protocol);
-        let segments = self.request.segments(self.config.train.train_len, text.len(), &earlier)?;
+        let segments = self.request.place(self.config.train.train_len, text, &earlier)?;
         let n_segments = SegmentCount::Exactly(segments.n_segments());
         Ok(EvalRequest { segment_len: Some(segments.segment_len()), n_segments, ..self.request.clone() })
     }
@@ -176,6 +177,7 @@ mod tests {
                 seed: 0,
                 per_position: false,
                 documents: None,
+                within: Default::default(),
             },
             rope_scalings: Vec::new(),
             out: PathBuf::new(),

@@ -21,6 +21,7 @@ mod rolling;
 mod segments;
 mod tasks;
 mod text;
+mod within;
 
 pub use documents::TextDocuments;
 pub use key::{EvaluationKey, Reuse};
@@ -135,7 +136,7 @@ pub fn of_source<'a>(
 ) -> Result<Box<dyn EvalData + 'a>> {
     Ok(match source.task() {
         Some(task) => {
-            documents::check_task(request.documents)?;
+            documents::check_task(request.documents, request.within)?;
             Box::new(TaskEval::new(task, request.answers(split, task)))
         }
         None => {

@@ -278,6 +278,7 @@ fn request() -> EvalRequest {
         seed: 3,
         per_position: true,
         documents: None,
+        within: Default::default(),
     }
 }
 

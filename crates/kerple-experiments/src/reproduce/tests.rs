@@ -1,3 +1,5 @@
+mod key_tokens;
+
 use super::*;
 use kerple_burn::plan::{FeatureKind, InitKind};
 use kerple_data::tasks::TaskConfig;

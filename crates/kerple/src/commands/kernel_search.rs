@@ -122,6 +122,7 @@ fn scored(args: &SearchArgs, config: &RunConfig) -> Result<EvalRequest, CommandE
         seed: config.seed,
         per_position: false,
         documents: None,
+        within: Default::default(),
     })
 }
 

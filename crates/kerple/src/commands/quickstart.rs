@@ -101,6 +101,7 @@ fn comparison(out: &Path, data: &Path, runtime: Runtime) -> Comparison {
             seed: 0,
             per_position: true,
             documents: None,
+            within: Default::default(),
         },
         rope_scalings: Vec::new(),
         out: out.to_owned(),
