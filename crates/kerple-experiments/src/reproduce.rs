@@ -47,7 +47,7 @@ struct ExperimentFile {
 }
 
 /// Every experiment file, by paper and scale.
-const FILES: [ExperimentFile; 20] = [
+const FILES: [ExperimentFile; 21] = [
     ExperimentFile { paper: "arena", scale: "small", text: include_str!("../experiments/arena-small.toml") },
     ExperimentFile { paper: "borders", scale: "small", text: include_str!("../experiments/borders-small.toml") },
     ExperimentFile { paper: "budget", scale: "small", text: include_str!("../experiments/budget-small.toml") },
@@ -63,6 +63,7 @@ const FILES: [ExperimentFile; 20] = [
     ExperimentFile { paper: "kerple", scale: "paper", text: include_str!("../experiments/kerple-paper.toml") },
     ExperimentFile { paper: "languages", scale: "small", text: include_str!("../experiments/languages-small.toml") },
     ExperimentFile { paper: "length", scale: "smoke", text: include_str!("../experiments/length-smoke.toml") },
+    ExperimentFile { paper: "length", scale: "small", text: include_str!("../experiments/length-small.toml") },
     ExperimentFile { paper: "reach", scale: "small", text: include_str!("../experiments/reach-small.toml") },
     ExperimentFile { paper: "seeds", scale: "small", text: include_str!("../experiments/seeds-small.toml") },
     ExperimentFile { paper: "spe", scale: "smoke", text: include_str!("../experiments/spe-smoke.toml") },
