@@ -24,6 +24,7 @@ mod text;
 mod within;
 
 pub use documents::TextDocuments;
+pub(crate) use documents::check_task;
 pub use key::{EvaluationKey, Reuse};
 pub use key_tokens::{Evaluator, KeyRule, KeyTokenEval};
 pub use lengths::EvalLength;

@@ -246,7 +246,10 @@ impl SweepJob<'_> {
             self.plan.check_evaluated(&encoding)?;
             let other = self.other_source(spec)?;
             match other.as_ref().unwrap_or(self.source).task() {
-                Some(task) => request.answers(spec.split, task).check(task)?,
+                Some(task) => {
+                    evaluate::check_task(request.documents, request.within)?;
+                    request.answers(spec.split, task).check(task)?;
+                }
                 None => {
                     let text = self.source.text(spec.split)?;
                     let segments = request.place(self.plan.train_len, &text, &[])?;

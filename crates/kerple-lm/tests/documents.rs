@@ -344,8 +344,8 @@ fn within_documents_every_scored_token_has_far_context() {
     assert!(bins.iter().any(|bin| bin.from < 8), "{bins:?}");
     for (asked, part) in [
         (
-            EvalRequest { n_segments: SegmentCount::Exactly(60), ..asked.clone() },
-            "60 segments within documents were requested, the split has ",
+            EvalRequest { n_segments: SegmentCount::Exactly(20), segment_len: Some(40), ..asked.clone() },
+            "20 segments within documents were requested, the split has ",
         ),
         (
             EvalRequest { protocol: Protocol::Segments, ..asked.clone() },

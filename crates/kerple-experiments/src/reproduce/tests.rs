@@ -392,6 +392,37 @@ fn runs_are_evaluated_on_another_task() {
 }
 
 #[test]
+fn reaches_of_several_tasks_are_one_figure() {
+    let folder = tempfile::tempdir().unwrap();
+    let two = FEWER_PAIRS
+        .replace(
+            "[evaluation.answers]",
+            "[[corpus]]\nname = \"flip\"\ntitle = \"Flip-flop\"\ntask = \"flipflop\"\n[evaluation.answers]",
+        )
+        .replace("evaluate = [\"answers\", \"fewer\"]", "evaluate = [\"answers\"]");
+    let experiment = Experiment::parse(&two, "here.toml").unwrap();
+    let reproduction = Reproduction {
+        paper: "length".to_owned(),
+        scale: "smoke".to_owned(),
+        planned: planned(&experiment, &[]),
+        experiment,
+        data: None,
+        out: folder.path().to_owned(),
+        only: Vec::new(),
+        runtime: Runtime::cpu(None),
+    };
+    reproduction.write_manifest().unwrap();
+    assert!(reproduction.run(Shard::WHOLE, &AtomicBool::new(false), &mut |_| ()).unwrap());
+    crate::pages::write(folder.path(), &[], &[]).unwrap();
+    let figure = std::fs::read_to_string(folder.path().join("paper/figures/reach.svg")).unwrap();
+    for part in [">Associative recall<", ">Flip-flop<", ">ALiBi<", "trained at 24"] {
+        assert!(figure.contains(part), "{part}: {figure}");
+    }
+    let page = std::fs::read_to_string(folder.path().join("paper/report.md")).unwrap();
+    assert!(page.contains("figures/reach.svg"), "{page}");
+}
+
+#[test]
 fn a_task_that_runs_cannot_answer_is_refused() {
     for (from, to, part) in [
         ("pairs = 2, vocab = 16", "pairs = 2, vocab = 32", "has the vocabulary 32, that of the run 16"),

@@ -38,7 +38,7 @@ pub(super) fn resolve(
 ///
 /// # Errors
 /// Any request.
-pub(super) fn check_task(requested: Option<DocumentMask>, within: Within) -> Result<()> {
+pub(crate) fn check_task(requested: Option<DocumentMask>, within: Within) -> Result<()> {
     if !within.is_split() {
         let message = format!("within = \"{within}\" is for texts; sequences of tasks do not consist of documents");
         return Err(Error::refused(message, "omit --within"));

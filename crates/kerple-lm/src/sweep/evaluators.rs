@@ -119,7 +119,7 @@ impl SweepJob<'_> {
         Ok(match found {
             None => KeyChoice::Ended(JobEnd::Stopped),
             Some(0) => {
-                let note = format!("no token is a key token by the rule {}: there is no row", request.protocol);
+                let note = format!("the rule {} chooses no token, so this evaluation has no row", request.protocol);
                 tell(SweepEvent::Evaluation(EvalEvent::Note(note)));
                 KeyChoice::Ended(JobEnd::Done)
             }

@@ -48,7 +48,7 @@ impl Experiment {
             let lacking = evaluators.iter().find(|run| !self.has(&corpus.name, run));
             if let Some(run) = lacking {
                 return Some((
-                    format!("{run} on `{}` is no run of a [[part]]", corpus.name),
+                    format!("{run} on `{}` does not occur in a [[part]]", corpus.name),
                     "add a part with its encoding and `first_seed`",
                 ));
             }
@@ -83,8 +83,11 @@ impl Experiment {
             claim.arms().filter_map(|(arm, name)| Some((arm, name, self.evaluations.get(name)?))).collect();
         let other = asked.iter().find(|(.., asked)| matches!(asked.protocol, Protocol::Key(_)) != is_key);
         if let Some((_, name, asked)) = other {
-            let what =
-                if is_key { "is not of key tokens" } else { "is of key tokens, which the measure `key` compares" };
+            let what = if is_key {
+                "does not score key tokens"
+            } else {
+                "scores key tokens, which the measure `key` compares"
+            };
             return Some(format!("evaluation `{name}`, {}, {what}", asked.protocol));
         }
         if !is_key {

@@ -177,14 +177,14 @@ fn key_tokens_that_no_independent_run_chooses_are_refused() {
     for (from, to, part) in [
         (evaluators, "", "evaluation `keys`, evaluators: key:0:-9:8:8 needs runs that choose the key tokens"),
         ("key:0:-9:8:8", "last:8", "evaluators: last:8 scores all tokens of its windows"),
-        (rotary, "{ encoding = \"rotary\", seed = 6 }", "`rotary`, seed 6 on `web` is no run of a [[part]]"),
+        (rotary, "{ encoding = \"rotary\", seed = 6 }", "`rotary`, seed 6 on `web` does not occur in a [[part]]"),
         (rotary, "{ encoding = \"none\", seed = 8 }", "`none`, seed 8 is given twice"),
         (rotary, "{ encoding = \"alibi\", seed = 2 }", "`alibi`, seed 2 has the encoding and seed of an evaluated run"),
         ("segments = 8", "segments = 8\npositions = true", "scores few tokens, whose positions are not comparable"),
         (
             "measure = \"key\"",
             "measure = \"level\"",
-            "`keys`, key:0:-9:8:8, is of key tokens, which the measure `key` compares",
+            "`keys`, key:0:-9:8:8, scores key tokens, which the measure `key` compares",
         ),
         // claims need evaluators that share neither the encoding nor a seed with the arms
         ("first_seed = 8\nseeds = 1", "first_seed = 3\nseeds = 6", "planned"),
