@@ -105,6 +105,9 @@ pub(crate) fn write_into(
     for figure in made.iter().flat_map(|item| &item.figures) {
         put(out.join(figure.file()), figure.alone().into_bytes(), &mut files)?;
     }
+    for figure in made.iter().flat_map(|item| &item.reaches) {
+        put(out.join(figure.file()), figure.chart.file().into_bytes(), &mut files)?;
+    }
     for picture in made.iter().flat_map(|item| &item.pictures) {
         put(out.join(picture.file()), picture.alone().into_bytes(), &mut files)?;
     }

@@ -7,6 +7,7 @@
 pub(super) mod flips;
 pub(super) mod kernels;
 mod plots;
+mod reaches;
 mod sets;
 pub(super) mod time;
 
@@ -48,6 +49,7 @@ pub(super) fn claims(all: &ReproductionFolder, page: &PageDescription, item: &mu
 /// Perplexities, or right answers, of everything that is trained.
 pub(super) fn levels(all: &ReproductionFolder, page: &PageDescription, item: &mut PageItem) {
     item.notes.extend(key_tokens::notes(all));
+    item.reaches.extend(reaches::figures(all, page));
     for set in sets(all) {
         let is_task = set.corpus.is_task();
         let found = |arm: &Arm, length: u64| -> Vec<f64> {
