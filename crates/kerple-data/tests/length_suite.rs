@@ -268,7 +268,7 @@ fn encoders_have_the_same_answers_after_the_sequence() {
         for index in 0..20 {
             let example = task.example(ExampleId { split: Split::Test, seed: 5, index }, length).unwrap();
             assert_eq!((example.input.len(), example.input[tokens - 1]), (tokens, 1), "it ends with a read");
-            let written = (0..tokens - 1).step_by(2).filter(|at| example.input[*at] == 0).last().unwrap();
+            let written = (0..tokens - 1).step_by(2).rfind(|at| example.input[*at] == 0).unwrap();
             assert_eq!(example.targets, [example.input[written + 1]]);
             let (_, rule) = task.shortcut(&example).unwrap();
             assert_eq!(rule, [example.input[tokens - 2]]);

@@ -213,7 +213,7 @@ fn a_model_of_the_t5_family_has_a_value_per_bucket_and_direction() {
     let places: Vec<Option<(usize, usize)>> = source.curves.iter().map(|curve| curve.place).collect();
     assert_eq!(places, [Some((0, 0)), None, None, None, None]);
     assert!(source.sharing.is_empty() && source.notes[0].contains("a curve for each direction"), "{:?}", source.notes);
-    file(dir.path(), "config.json", &config.replace("\"t5\"", "\"t5\", \"num_layers\": 8, \"num_decoder_layers\": 3"));
+    file(dir.path(), "config.json", config.replace("\"t5\"", "\"t5\", \"num_layers\": 8, \"num_decoder_layers\": 3"));
     assert_eq!(read(dir.path(), &ReadOptions::default()).unwrap().sharing, [vec![0, 1, 2]]);
     let second = decoder.replace("block.0", "block.2");
     tensor_file(

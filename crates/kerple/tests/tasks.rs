@@ -262,7 +262,7 @@ fn the_table_of_formal_languages_is_reproduced() {
 fn encodings_are_compared_on_several_tasks() {
     let place = place();
     // a text or a task of the run file would be replaced
-    place.write("run.toml", &TASK.replace("[data]\ntask = { kind = \"passkey\", digits = 2 }\n", ""));
+    place.write("run.toml", TASK.replace("[data]\ntask = { kind = \"passkey\", digits = 2 }\n", ""));
     let compare = [
         "compare",
         "--config",
