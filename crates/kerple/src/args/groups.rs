@@ -51,8 +51,8 @@ pub struct EvaluationOptions {
     /// scored. By default as the run was trained; not for rolling, which has one document per window.
     #[arg(long)]
     pub documents: Option<DocumentMask>,
-    /// split, or document: with last:COUNT, segments are where each scored token has as many tokens of
-    /// its own document before it as --segment-len says. By default anywhere in the split.
+    /// split, or document: with last:COUNT, segments are where each scored token has --segment-len
+    /// tokens of its own document before it. By default anywhere in the split.
     #[arg(long)]
     pub within: Option<Within>,
     /// Record the loss at every position.
