@@ -79,15 +79,16 @@ const WORDS: [(&str, &str); 13] = [
     ("vt", "Chains of names"),
 ];
 
-/// The title of a table with its task in words.
-fn heading(table: &AnswerTable) -> TaskHeading<'_> {
-    let words = WORDS.iter().find(|(name, _)| *name == table.task).map(|(_, words)| *words);
-    let rest = table.title.strip_prefix(&table.task);
-    let name = match (words, rest) {
-        (Some(words), Some(rest)) => format!("{words}{rest}"),
-        _ => table.title.replace('_', " "),
+/// The tables with their tasks in words. Where a task occurs several times, its settings follow.
+fn headings<'a>(tables: &[&'a AnswerTable]) -> Vec<TaskHeading<'a>> {
+    let heading = |table: &&'a AnswerTable| {
+        let words = WORDS.iter().find(|(name, _)| *name == table.task);
+        let words = words.map_or_else(|| table.task.replace('_', " "), |(_, words)| (*words).to_owned());
+        let is_alone = tables.iter().filter(|other| other.task == table.task).count() == 1;
+        let settings = table.title.strip_prefix(&table.task).filter(|_| !is_alone).unwrap_or_default();
+        TaskHeading { name: words + settings, table }
     };
-    TaskHeading { name, table }
+    tables.iter().map(heading).collect()
 }
 
 /// All figures of reaches that there are data for: of every table, and where there are several tasks of all of them.
@@ -95,10 +96,10 @@ pub(crate) fn reach_figures(results: &Results) -> Vec<ReachFigure> {
     let naming = |name: &str| (name.to_owned(), results.place(name));
     let of_table = |(index, table): (usize, &AnswerTable)| {
         let place = (Section::Answers(index), format!("answers-{index}-reach"), format!("Reach: {}", table.title));
-        (!table.reaches.is_empty()).then(|| ReachFigure::of(&[heading(table)], &naming, place))
+        (!table.reaches.is_empty()).then(|| ReachFigure::of(&headings(&[table]), &naming, place))
     };
     let mut figures: Vec<ReachFigure> = results.answers.iter().enumerate().filter_map(of_table).collect();
-    let tasks: Vec<TaskHeading> = suite_tables(results).into_iter().map(heading).collect();
+    let tasks = headings(&suite_tables(results));
     if !tasks.is_empty() {
         let place = (Section::Suite, "reach".to_owned(), format!("Reach in {} tasks", tasks.len()));
         figures.push(ReachFigure::of(&tasks, &naming, place));
