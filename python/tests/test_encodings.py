@@ -529,6 +529,38 @@ def test_kernel_expressions_and_certificates():
     assert Kernel(weight="exp(1, a, p)", heads=2).table(4)[0] is None
 
 
+def test_kernels_start_from_given_values():
+    distances = torch.arange(40, dtype=torch.float64)
+
+    def logarithm(b, a):
+        return -b * torch.log1p(a * distances)
+
+    rows = [[1.3, 0.4], [0.7, 0.05]]
+    want = torch.stack([logarithm(*row) for row in rows])
+    for seed in (0, 1):
+        bias, weight = Kernel("log(b, a)", heads=2, start=rows, seed=seed).table(40)
+        assert weight is None
+        torch.testing.assert_close(bias.double(), want, rtol=1e-6, atol=1e-6)
+    shared, _ = Kernel("log(b, a)", heads=2, start=rows[0]).table(40)
+    torch.testing.assert_close(shared.double(), logarithm(*rows[0]).expand(2, -1), rtol=1e-6, atol=1e-6)
+    # the same numbers without PyTorch, in f64
+    table, _ = kerple.table("kernel", 2, 40, bias="log(b, a)", start=rows)
+    torch.testing.assert_close(torch.from_numpy(table), want, rtol=1e-6, atol=1e-6)
+    # those of the bias come first
+    _, weight = Kernel("log(b, a)", weight="exp(1, a, p=1)", heads=1, start=[1.3, 0.4, 0.25]).table(40)
+    torch.testing.assert_close(weight[0].double(), torch.exp(-0.25 * distances), rtol=1e-6, atol=1e-6)
+    for start, message in [
+        ([[1.3, 0.4]] * 3, "3 lists for 2 heads"),
+        ([1.3], "1 values for 2 learned parameters"),
+        ([1.3, -0.4], "a is -0.4, it must be"),
+        ("log", "a list of numbers"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            Kernel("log(b, a)", heads=2, start=start)
+    with pytest.raises(ValueError, match="starts of its own"):
+        Kernel("log(b~1.3, a)", heads=2, start=[1.3, 0.4])
+
+
 ENDING = {
     "kerple_log": {},
     "kerple_power": {"scale": "inside"},

@@ -331,6 +331,7 @@ fn rolled(copy: &ModelCopy, front: u32) -> (f64, f64, String) {
         seed: 0,
         per_position: false,
         documents: None,
+        within: Default::default(),
     };
     let TrainedModel { plan, model, .. } = run.load(&kerple_lm::device(), true).unwrap();
     let (runtime, special) = (Runtime::cpu(None), run.special_tokens().unwrap());

@@ -10,8 +10,8 @@
 //! | [`recall`]: passkey, associative recall | at marked tokens, [`AnswerMode::Marked`] | drawn, of any length |
 //! | [`needles`]: facts hidden in noise or among others | the same | the same |
 //! | [`mqrar`]: associative recall of the last values but some | the same | the same |
-//! | [`memory`]: flip-flop language, selective copying | the same | the same |
-//! | [`group`]: products in a finite group | the same | the same |
+//! | [`memory`]: flip-flop language, selective copying | the same; the former by encoders too | the same |
+//! | [`group`]: products in a finite group | the same; by encoders too | the same |
 //! | [`chains`]: names that are set to each other | the same | the same |
 //! | [`counts`]: frequent and common words | the same | the same |
 //! | [`fuzzy_recall`]: associative recall of runs of symbols | the same | the same |
@@ -38,7 +38,38 @@ pub use config::TaskConfig;
 
 use crate::error::{Error, Result};
 use crate::order::{StreamPurpose, below, stream};
+use serde::{Deserialize, Serialize};
 use std::ops::RangeInclusive;
+
+/// Where a task is answered that decoders and encoders can learn.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AnswerPlaces {
+    /// At tokens of the sequence, by a decoder.
+    #[default]
+    Marked,
+    /// At empty places after the sequence, by an encoder.
+    Tape,
+}
+
+impl AnswerPlaces {
+    /// Whether it is the default, which is not written down.
+    pub fn is_marked(&self) -> bool {
+        *self == AnswerPlaces::Marked
+    }
+
+    fn mode(self) -> AnswerMode {
+        match self {
+            AnswerPlaces::Marked => AnswerMode::Marked,
+            AnswerPlaces::Tape => AnswerMode::Tape,
+        }
+    }
+
+    /// What identifies the examples of a task, which is its name and keys where they are marked.
+    fn content(self, marked: String) -> String {
+        if self.is_marked() { marked } else { format!("{marked} at empty places") }
+    }
+}
 
 /// Tokens of every sequence of the batch of an update, uniform from `shortest` to `longest`.
 pub fn training_length(seed: u64, step: u64, shortest: usize, longest: usize) -> usize {

@@ -250,3 +250,38 @@ fn shortcuts_score_as_measured() {
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
+
+/// The same sequences, answered at empty places after them; a decoder's examples and their names stay what they were.
+#[test]
+fn encoders_have_the_same_answers_after_the_sequence() {
+    for (score, of) in [("all", 0..9), ("last", 8..9)] {
+        let keys = format!("kind = \"group\", group = \"s3\", score = \"{score}\"");
+        let marked = examples(&format!("{{ {keys} }}"), Split::Test, 9, 20);
+        let tape = examples(&format!("{{ {keys}, answer = \"tape\" }}"), Split::Test, 9, 20);
+        for (marked, tape) in marked.iter().zip(&tape) {
+            assert_eq!((&tape.input, &tape.targets[..]), (&marked.input, &marked.targets[of.clone()]));
+            assert!(tape.scored.len() == tape.targets.len() && tape.scored.iter().all(|scored| *scored));
+        }
+    }
+    let task = config("{ kind = \"flipflop\", answer = \"tape\" }").open(None).unwrap();
+    for (length, tokens) in [(3, 3), (4, 3), (21, 21), (22, 21)] {
+        for index in 0..20 {
+            let example = task.example(ExampleId { split: Split::Test, seed: 5, index }, length).unwrap();
+            assert_eq!((example.input.len(), example.input[tokens - 1]), (tokens, 1), "it ends with a read");
+            let written = (0..tokens - 1).step_by(2).rfind(|at| example.input[*at] == 0).unwrap();
+            assert_eq!(example.targets, [example.input[written + 1]]);
+            let (_, rule) = task.shortcut(&example).unwrap();
+            assert_eq!(rule, [example.input[tokens - 2]]);
+        }
+    }
+    for (keys, content) in [
+        ("\"group\"", "group 1 GroupProduct { group: Symmetric(3), score: All }"),
+        ("\"flipflop\"", "flipflop 1 FlipFlop { ignore: 0.8 }"),
+        ("{ kind = \"flipflop\", answer = \"tape\" }", "flipflop 1 FlipFlop { ignore: 0.8 } at empty places"),
+    ] {
+        assert_eq!(config(keys).facts().content, content);
+    }
+    let written = |keys: &str| serde_json::to_value(config(keys)).unwrap();
+    assert!(written("\"group\"").get("answer").is_none());
+    assert_eq!(written("{ kind = \"group\", answer = \"tape\" }")["answer"], "tape");
+}

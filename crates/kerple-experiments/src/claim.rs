@@ -58,12 +58,19 @@ pub enum ClaimMeasure {
     Reach,
     /// The mean share of right answers of a task, where a guess counts 0, over octaves from the training length to the last.
     Beyond,
+    /// Log-perplexity of key tokens, in nats per token; with `from` its change from that length.
+    Key,
 }
 
 impl ClaimMeasure {
     /// Whether it is one number of all lengths of a claim, of which some must exceed the training length.
     pub fn is_over_lengths(self) -> bool {
         matches!(self, ClaimMeasure::Reach | ClaimMeasure::Beyond)
+    }
+
+    /// Whether it is a change where the claim has `from`.
+    pub fn may_change(self) -> bool {
+        matches!(self, ClaimMeasure::Change | ClaimMeasure::Key)
     }
 }
 

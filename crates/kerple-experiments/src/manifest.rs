@@ -4,7 +4,7 @@
 use crate::claim::Claim;
 use crate::error::{Error, Result};
 use kerple_report::Run;
-use kerple_run::{ANSWERS, DocumentMask, EvaluationRow, MANIFEST_FILE, ScoredText, check_length, read_json};
+use kerple_run::{ANSWERS, DocumentMask, EvaluationRow, MANIFEST_FILE, ScoredText, Within, check_length, read_json};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -99,6 +99,9 @@ pub struct EvaluationFacts {
     /// Whether documents attend to each other; absent: as the runs were trained.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub documents: Option<DocumentMask>,
+    /// Where segments are.
+    #[serde(default, skip_serializing_if = "Within::is_split")]
+    pub within: Within,
     /// Keys a query may see, where the evaluation restricts them.
     #[serde(default)]
     pub window: Option<u64>,
@@ -111,6 +114,38 @@ pub struct EvaluationFacts {
     /// Another task than that of the runs, on which they are evaluated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub task: Option<EvaluatedTask>,
+    /// The runs that choose key tokens, of the same corpus.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub evaluators: Vec<NamedRun>,
+}
+
+/// A run of an experiment, by what tells it from the others of its corpus.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NamedRun {
+    /// Label of its encoding.
+    pub encoding: String,
+    /// What is trained otherwise than usual; empty for the usual runs.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub variant: String,
+    /// Its seed.
+    pub seed: u64,
+}
+
+impl NamedRun {
+    /// Its folder, from that of the reproduction.
+    pub fn folder(&self, corpus: &str) -> PathBuf {
+        let runs = PathBuf::from(runs_folder(corpus, &self.variant));
+        runs.join(&self.encoding).join(format!("seed-{}", self.seed))
+    }
+}
+
+impl fmt::Display for NamedRun {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let NamedRun { encoding, variant, seed } = self;
+        let variant = if variant.is_empty() { String::new() } else { format!(", variant `{variant}`") };
+        write!(f, "`{encoding}`{variant}, seed {seed}")
+    }
 }
 
 /// A task on which runs of another one are evaluated.
@@ -141,7 +176,7 @@ impl EvaluationFacts {
             Some(_) => (ANSWERS, row.eval_len),
             None => (self.protocol.as_str(), self.span),
         };
-        let ScoredText { segment_len, n_segments, seed, .. } = row.text;
+        let ScoredText { segment_len, n_segments, seed, within, .. } = row.text;
         // whole documents are no sequences of several
         let trained = if protocol.starts_with("rolling") { DocumentMask::Joined } else { run.documents() };
         let is_window = match self.window {
@@ -153,10 +188,16 @@ impl EvaluationFacts {
             asked => row.rope_scaling == *asked,
         };
         let is_task = row.task.is_none() || self.content(run).is_none_or(|content| row.text.checksum == content);
+        let chosen_by = row.key_tokens.iter().flat_map(|keys| &keys.evaluators);
+        let is_chosen = chosen_by
+            .map(|by| (by.label.as_str(), by.seed))
+            .eq(self.evaluators.iter().map(|by| (by.encoding.as_str(), by.seed)));
         (row.protocol.as_str(), row.split.as_str()) == (protocol, "test")
             && is_task
+            && is_chosen
             && self.lengths.contains(&row.eval_len)
             && (segment_len, n_segments, Some(seed)) == (span, self.segments, run.seed())
+            && within == self.within
             && Some(row.step) == run.last_step()
             && is_window
             && is_scaling
@@ -259,6 +300,16 @@ impl Manifest {
                 .chain(&claim.from)
                 .try_for_each(|length| check_length(*length).map(drop).map_err(of))?;
         }
+        for (name, facts) in &self.evaluations {
+            for part in
+                facts.evaluators.iter().flat_map(|run| [&run.encoding, &run.variant]).filter(|part| !part.is_empty())
+            {
+                let is_inside = Path::new(part).components().all(|part| matches!(part, Component::Normal(_)));
+                if !is_inside || part.contains('/') {
+                    return Err(format!("evaluations.{name}.evaluators: the name `{part}` is not a valid folder name"));
+                }
+            }
+        }
         for PlannedRun { folder, corpus, variant, .. } in &self.runs {
             let stays =
                 !folder.as_os_str().is_empty() && folder.components().all(|part| matches!(part, Component::Normal(_)));
@@ -278,6 +329,14 @@ impl Manifest {
     /// The corpus of this name.
     pub fn corpus(&self, name: &str) -> Option<&CorpusFacts> {
         self.corpora.iter().find(|corpus| corpus.name == name)
+    }
+
+    /// The runs that choose key tokens on a corpus, by their folders.
+    pub fn evaluators<'a>(&'a self, corpus: &'a str) -> impl Iterator<Item = PathBuf> + 'a {
+        let asked = self.runs.iter().filter(move |run| run.corpus == corpus).flat_map(|run| &run.evaluate);
+        asked
+            .filter_map(|name| self.evaluations.get(name))
+            .flat_map(move |facts| facts.evaluators.iter().map(move |evaluator| evaluator.folder(corpus)))
     }
 
     /// Leaves of a run's rows those of its evaluations, none where it is not planned, and of what else was measured that of

@@ -16,6 +16,7 @@ mod claims;
 mod dape;
 mod description;
 mod figures;
+mod key_tokens;
 mod methods;
 mod names;
 mod numerics;
@@ -103,6 +104,9 @@ pub(crate) fn write_into(
     let mut files = Vec::new();
     for figure in made.iter().flat_map(|item| &item.figures) {
         put(out.join(figure.file()), figure.alone().into_bytes(), &mut files)?;
+    }
+    for figure in made.iter().flat_map(|item| &item.reaches) {
+        put(out.join(figure.file()), figure.chart.file().into_bytes(), &mut files)?;
     }
     for picture in made.iter().flat_map(|item| &item.pictures) {
         put(out.join(picture.file()), picture.alone().into_bytes(), &mut files)?;

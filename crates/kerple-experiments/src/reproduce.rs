@@ -21,7 +21,7 @@ pub use export::export;
 
 use crate::error::{Error, Result};
 use crate::manifest::{
-    CorpusFacts, EvaluatedTask, EvaluationFacts, Manifest, PlannedRun, SplitFacts, TaskExample, runs_folder,
+    CorpusFacts, EvaluatedTask, EvaluationFacts, Manifest, NamedRun, PlannedRun, SplitFacts, TaskExample, runs_folder,
 };
 use kerple_core::encoding::Encoding;
 use kerple_data::tasks::{ChomskyLevel, ExampleId, TaskConfig};
@@ -32,7 +32,7 @@ use kerple_lm::corpus::DataSource;
 use kerple_lm::plan::Plan;
 use kerple_lm::run::RunFolder;
 use kerple_lm::runtime::Runtime;
-use kerple_lm::sweep::{self, EvalSpec, Shard, SweepEvent, SweepJob};
+use kerple_lm::sweep::{self, EvalSpec, EvaluatorRun, Shard, SweepEvent, SweepJob};
 use kerple_lm::tasks;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -47,7 +47,7 @@ struct ExperimentFile {
 }
 
 /// Every experiment file, by paper and scale.
-const FILES: [ExperimentFile; 20] = [
+const FILES: [ExperimentFile; 21] = [
     ExperimentFile { paper: "arena", scale: "small", text: include_str!("../experiments/arena-small.toml") },
     ExperimentFile { paper: "borders", scale: "small", text: include_str!("../experiments/borders-small.toml") },
     ExperimentFile { paper: "budget", scale: "small", text: include_str!("../experiments/budget-small.toml") },
@@ -63,6 +63,7 @@ const FILES: [ExperimentFile; 20] = [
     ExperimentFile { paper: "kerple", scale: "paper", text: include_str!("../experiments/kerple-paper.toml") },
     ExperimentFile { paper: "languages", scale: "small", text: include_str!("../experiments/languages-small.toml") },
     ExperimentFile { paper: "length", scale: "smoke", text: include_str!("../experiments/length-smoke.toml") },
+    ExperimentFile { paper: "length", scale: "small", text: include_str!("../experiments/length-small.toml") },
     ExperimentFile { paper: "reach", scale: "small", text: include_str!("../experiments/reach-small.toml") },
     ExperimentFile { paper: "seeds", scale: "small", text: include_str!("../experiments/seeds-small.toml") },
     ExperimentFile { paper: "spe", scale: "smoke", text: include_str!("../experiments/spe-smoke.toml") },
@@ -341,7 +342,7 @@ impl Reproduction {
         let plans = self.planned.iter().map(|planned| self.plan(planned, &sources)).collect::<Result<Vec<Plan>>>()?;
         let probes: Vec<Vec<Analysis>> =
             self.planned.iter().map(|planned| self.probes(planned, &sources)).collect::<Result<_>>()?;
-        let evals: Vec<Vec<EvalSpec>> = self.planned.iter().map(|planned| self.evals(planned)).collect();
+        let evals: Vec<Vec<EvalSpec>> = self.planned.iter().map(|planned| self.evals(planned, &plans)).collect();
         let folders: Vec<RunFolder> =
             self.planned.iter().map(|p| RunFolder::new(self.out.join(&p.run.folder))).collect();
         let names: Vec<String> = self
@@ -402,8 +403,8 @@ impl Reproduction {
         }
         let limit = self.runtime.limit();
         plan.check_training_memory(limit.as_ref())?;
-        for ask in self.evals(planned) {
-            ask.request
+        for name in &planned.run.evaluate {
+            self.experiment.evaluations[name]
                 .lengths
                 .iter()
                 .try_for_each(|length| plan.check_evaluation_memory(plan.sequence_of(*length), limit.as_ref()))?;
@@ -421,7 +422,14 @@ impl Reproduction {
         Ok(probes)
     }
 
-    fn evals(&self, planned: &PlannedJob) -> Vec<EvalSpec> {
+    /// What is evaluated of a run; `plans` are those of all runs.
+    fn evals(&self, planned: &PlannedJob, plans: &[Plan]) -> Vec<EvalSpec> {
+        let evaluator = |run: &NamedRun| {
+            let folder = run.folder(&planned.run.corpus);
+            let at = self.planned.iter().position(|other| other.run.folder == folder);
+            let plan = plans[at.expect("evaluators are planned with what they choose tokens for")].clone();
+            EvaluatorRun { folder: RunFolder::new(self.out.join(folder)), plan }
+        };
         let ask = |name: &String| {
             let config = &self.experiment.evaluations[name];
             EvalSpec {
@@ -430,6 +438,7 @@ impl Reproduction {
                 task: config.task.clone(),
                 window: config.window,
                 rope_scaling: config.rope_scaling,
+                evaluators: config.evaluators.iter().map(evaluator).collect(),
             }
         };
         planned.run.evaluate.iter().map(ask).collect()
@@ -462,6 +471,7 @@ fn facts(config: &EvaluationConfig) -> EvaluationFacts {
         segments: config.segments as u64,
         lengths: config.lengths.iter().map(|length| *length as u64).collect(),
         documents: config.documents,
+        within: config.within,
         window: config.window.map(|window| window as u64),
         rope_scaling: config.rope_scaling.map(|scaling| scaling.label()),
         positions: config.positions,
@@ -469,29 +479,44 @@ fn facts(config: &EvaluationConfig) -> EvaluationFacts {
             keys: serde_json::to_value(task).expect("keys are plain data"),
             content: tasks::facts(task.facts()).content,
         }),
+        evaluators: config.evaluators.clone(),
     }
 }
 
 /// The runs of the parts that serve what is wanted: stages, then seeds, parts, corpora and encodings, so that partial results
-/// are of some use. A run of several parts is in the place of the first and is evaluated as all of them require.
+/// are of some use. A run of several parts is in the place of the first and is evaluated as all of them require. Runs that choose key
+/// tokens for these are among them.
 fn planned(experiment: &Experiment, only: &[String]) -> Vec<PlannedJob> {
     let wanted = |part: &PartConfig| only.is_empty() || part.serves.iter().any(|item| only.contains(item));
+    let evaluators: BTreeSet<PathBuf> = experiment
+        .parts
+        .iter()
+        .filter(|part| wanted(part))
+        .flat_map(|part| experiment.corpora_of(part).into_iter().map(move |corpus| (part, corpus)))
+        .flat_map(|(part, corpus)| {
+            let asked = part.evaluate.iter().flat_map(|name| &experiment.evaluations[name].evaluators);
+            asked.map(|run| run.folder(&corpus.name))
+        })
+        .collect();
     let most = experiment.parts.iter().map(|part| part.seeds).max().unwrap_or(0);
     let mut found: Vec<PlannedJob> = Vec::new();
     let mut places: BTreeMap<PathBuf, usize> = BTreeMap::new();
     let stages: BTreeSet<u64> = experiment.parts.iter().map(|part| part.stage).collect();
     for (stage, nth) in stages.into_iter().flat_map(|stage| (0..most).map(move |nth| (stage, nth))) {
-        let seed = experiment.seed + nth;
-        let due = |part: &PartConfig| part.stage == stage && nth < part.seeds && wanted(part);
+        let due = |part: &PartConfig| part.stage == stage && nth < part.seeds;
         for (number, part) in experiment.parts.iter().enumerate().filter(|(_, part)| due(part)) {
+            let seed = part.seeds(experiment.seed).start + nth;
             for corpus in experiment.corpora_of(part) {
                 for encoding in &part.encodings {
-                    let label = encoding.label();
-                    let runs = runs_folder(&corpus.name, &part.variant);
-                    let folder = PathBuf::from(runs).join(&label).join(format!("seed-{seed}"));
+                    let (label, corpus) = (encoding.label(), corpus.name.clone());
+                    let run = NamedRun { encoding: label.clone(), variant: part.variant.clone(), seed };
+                    let folder = run.folder(&corpus);
+                    if !wanted(part) && !evaluators.contains(&folder) {
+                        continue;
+                    }
                     let place = *places.entry(folder.clone()).or_insert(found.len());
                     if place == found.len() {
-                        let (corpus, variant) = (corpus.name.clone(), part.variant.clone());
+                        let variant = run.variant;
                         let (evaluate, probe, serves) = (Vec::new(), Vec::new(), Vec::new());
                         let run = PlannedRun {
                             folder,
@@ -508,10 +533,12 @@ fn planned(experiment: &Experiment, only: &[String]) -> Vec<PlannedJob> {
                         let (encoding, scores) = (encoding.clone(), Vec::new());
                         found.push(PlannedJob { run, encoding, scores, part: number });
                     }
-                    add(&mut found[place].run.evaluate, &part.evaluate);
-                    add(&mut found[place].run.probe, &part.probe);
-                    add(&mut found[place].run.serves, &part.serves);
-                    add(&mut found[place].scores, &part.scores);
+                    if wanted(part) {
+                        add(&mut found[place].run.evaluate, &part.evaluate);
+                        add(&mut found[place].run.probe, &part.probe);
+                        add(&mut found[place].run.serves, &part.serves);
+                        add(&mut found[place].scores, &part.scores);
+                    }
                 }
             }
         }

@@ -76,7 +76,7 @@ pub fn read(path: &Path, options: &ReadOptions) -> Result<CurveSource> {
     let mut sharing = Vec::new();
     let (raw, notes) = match extension.as_str() {
         _ if is_run => run::read(path, options, &mut sharing)?,
-        _ if is_folder => transformers::read(path, options)?,
+        _ if is_folder => transformers::read(path, options, &mut sharing)?,
         "csv" => (csv::read(path, options)?, Vec::new()),
         "json" => (json::read(path, options)?, Vec::new()),
         "safetensors" => tensors::read(path, options)?,

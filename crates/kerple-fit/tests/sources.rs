@@ -209,6 +209,22 @@ fn a_model_of_the_t5_family_has_a_value_per_bucket_and_direction() {
     assert_eq!(counts, [(false, 32), (false, 16), (false, 16), (true, 15), (true, 15)]);
     let Support::Buckets { .. } = source.curves[0].support() else { panic!("values of buckets") };
     assert_eq!(source.curves[0].support().of(31), (113..128).map(f64::from).collect::<Vec<f64>>());
+    // heads of a decoder are those of a layer: of all layers, where only the first has a table
+    let places: Vec<Option<(usize, usize)>> = source.curves.iter().map(|curve| curve.place).collect();
+    assert_eq!(places, [Some((0, 0)), None, None, None, None]);
+    assert!(source.sharing.is_empty() && source.notes[0].contains("a curve for each direction"), "{:?}", source.notes);
+    file(dir.path(), "config.json", config.replace("\"t5\"", "\"t5\", \"num_layers\": 8, \"num_decoder_layers\": 3"));
+    assert_eq!(read(dir.path(), &ReadOptions::default()).unwrap().sharing, [vec![0, 1, 2]]);
+    let second = decoder.replace("block.0", "block.2");
+    tensor_file(
+        dir.path(),
+        "model.safetensors",
+        &[(&decoder, vec![32, 2], table(2)), (&second, vec![32, 2], table(2))],
+    );
+    let layers = read(dir.path(), &ReadOptions::default()).unwrap();
+    let places: Vec<(usize, usize)> = layers.curves.iter().filter_map(|curve| curve.place).collect();
+    assert_eq!(places, [(0, 0), (0, 1), (2, 0), (2, 1)]);
+    assert!(layers.sharing.is_empty() && layers.notes.is_empty());
     let plane = "layers.0.attn.relative_position_bias_table";
     tensor_file(dir.path(), "model.safetensors", &[(plane, vec![169, 3], vec![0.0; 507])]);
     assert!(message(dir.path(), &ReadOptions::default()).contains("a table over the plane"));
@@ -221,6 +237,35 @@ fn a_model_of_the_t5_family_has_a_value_per_bucket_and_direction() {
     assert!(
         message(&empty.path().join("c.txt"), &ReadOptions::default()).contains("neither a folder nor a file of curves")
     );
+}
+
+#[test]
+fn a_decoder_of_the_t5_family_starts_a_run() {
+    let dir = folder();
+    let config = r#"{"model_type": "t5", "relative_attention_num_buckets": 32, "relative_attention_max_distance": 128,
+        "num_decoder_layers": 6}"#;
+    file(dir.path(), "config.json", config);
+    // of each bucket the mean of a logarithm over its distances, two heads
+    let name = "decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight";
+    let buckets = |d: usize| kerple_core::encoding::t5::bucket(d as i64, 32, 128, true);
+    let mean = |bucket: usize, b: f64, a: f64| {
+        let inside: Vec<f64> =
+            (0..128).filter(|d| buckets(*d) == bucket).map(|d| -b * (a * d as f64).ln_1p()).collect();
+        inside.iter().sum::<f64>() / inside.len() as f64
+    };
+    let values: Vec<f32> =
+        (0..32).flat_map(|bucket| [(1.3, 0.4), (0.7, 0.2)].map(|(b, a)| mean(bucket, b, a) as f32)).collect();
+    tensor_file(dir.path(), "model.safetensors", &[(name, vec![32, 2], values)]);
+    let sources = [read(dir.path(), &ReadOptions::default()).unwrap()];
+    let options =
+        FitOptions { families: Family::list("const,linear,log,exp", false).unwrap(), ..FitOptions::default() };
+    let report = fit_sources(&sources, &options).unwrap();
+    let [layer] = &report.sources[0].layers[..] else { panic!("one fit for all layers") };
+    assert_eq!((layer.family.as_deref(), layer.heads, layer.layers.len()), (Some("log"), (2, 2), 6));
+    let near = |row: &[f64], wanted: [f64; 2]| row.iter().zip(wanted).all(|(x, y)| (x / y - 1.0).abs() < 0.01);
+    assert!(near(&layer.values[0], [1.3, 0.4]) && near(&layer.values[1], [0.7, 0.2]), "{:?}", layer.values);
+    let keys = layer.warm_start.as_ref().unwrap();
+    assert!(keys.starts_with("encoding = { kind = \"kernel\", bias = \"log(b, a)\", start = [["), "{keys}");
 }
 
 #[test]

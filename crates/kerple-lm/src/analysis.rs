@@ -13,7 +13,7 @@ use crate::plan::Plan;
 use crate::run::RunFolder;
 use crate::sequences::EvalText;
 use kerple_core::seed::{Purpose, stream_at};
-use kerple_run::{Journal, Numerics, ProbeRow, Provenance, ScoredText};
+use kerple_run::{Journal, Numerics, ProbeRow, Provenance, ScoredText, Within};
 use rand::RngExt;
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::AtomicBool;
@@ -64,7 +64,8 @@ impl Analysis {
             Analysis::Scores { lengths } => (longest(lengths), scores::TEXTS),
         };
         let checksum = source.text(Split::Test)?.checksum();
-        Ok(ScoredText { checksum, segment_len: segment_len as u64, n_segments: n_segments as u64, seed: plan.seed })
+        let (segment_len, n_segments) = (segment_len as u64, n_segments as u64);
+        Ok(ScoredText { checksum, segment_len, n_segments, seed: plan.seed, within: Within::Split })
     }
 
     /// Whether a run's folder has the answer to this for the last step of a plan, on this data, in the precision and on the kind

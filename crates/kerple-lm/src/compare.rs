@@ -35,6 +35,8 @@ pub struct Comparison {
     pub rope_scalings: Vec<RopeScaling>,
     /// Folder of everything.
     pub out: PathBuf,
+    /// Folder of the runs, within it.
+    pub runs: PathBuf,
     /// Where models are, and the program that runs it.
     pub runtime: Runtime,
 }
@@ -42,7 +44,7 @@ pub struct Comparison {
 impl Comparison {
     /// Folder of one run.
     pub fn folder(&self, label: &str, seed: u64) -> RunFolder {
-        RunFolder::new(self.out.join("runs").join(label).join(format!("seed-{seed}")))
+        RunFolder::new(self.runs.join(label).join(format!("seed-{seed}")))
     }
 
     /// Trains and evaluates what is not done yet of a shard's runs; `false` when `stop` was set before the end.
@@ -77,6 +79,7 @@ impl Comparison {
             task: None,
             window: None,
             rope_scaling,
+            evaluators: Vec::new(),
         };
         let evals: Vec<EvalSpec> =
             [None].into_iter().chain(self.rope_scalings.iter().copied().map(Some)).map(spec).collect();
@@ -144,7 +147,7 @@ impl Comparison {
             rows.extend(self.folder(&plan.label, plan.seed).evaluations()?);
         }
         let earlier = evaluate::earlier_segments(&rows, text, self.request.protocol);
-        let segments = self.request.segments(self.config.train.train_len, text.len(), &earlier)?;
+        let segments = self.request.place(self.config.train.train_len, text, &earlier)?;
         let n_segments = SegmentCount::Exactly(segments.n_segments());
         Ok(EvalRequest { segment_len: Some(segments.segment_len()), n_segments, ..self.request.clone() })
     }
@@ -174,9 +177,11 @@ mod tests {
                 seed: 0,
                 per_position: false,
                 documents: None,
+                within: Default::default(),
             },
             rope_scalings: Vec::new(),
             out: PathBuf::new(),
+            runs: PathBuf::new(),
             runtime: Runtime::cpu(None),
         };
         let facts = DataInfo { vocab_size: 9, tokenizer: String::new(), train_tokens: 1 << 20, content: String::new() };

@@ -25,6 +25,7 @@ pub struct RunConfig {
     #[serde(default = "default_seed")]
     pub seed: u64,
     /// What is read.
+    #[serde(default)]
     pub data: DataConfig,
     /// How positions enter.
     pub encoding: Encoding,

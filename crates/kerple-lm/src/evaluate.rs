@@ -21,8 +21,10 @@ mod rolling;
 mod segments;
 mod tasks;
 mod text;
+mod within;
 
 pub use documents::TextDocuments;
+pub(crate) use documents::check_task;
 pub use key::{EvaluationKey, Reuse};
 pub use key_tokens::{Evaluator, KeyRule, KeyTokenEval};
 pub use lengths::EvalLength;
@@ -135,7 +137,7 @@ pub fn of_source<'a>(
 ) -> Result<Box<dyn EvalData + 'a>> {
     Ok(match source.task() {
         Some(task) => {
-            documents::check_task(request.documents)?;
+            documents::check_task(request.documents, request.within)?;
             Box::new(TaskEval::new(task, request.answers(split, task)))
         }
         None => {

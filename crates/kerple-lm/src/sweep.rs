@@ -3,18 +3,23 @@
 //! Jobs are numbered in a fixed order, so a [`Shard`] on another machine takes its own jobs and no
 //! two shards write to one folder. Copying folders together merges their results.
 
+mod evaluators;
+
+pub use evaluators::EvaluatorRun;
+use evaluators::KeyChoice;
+
 use crate::analysis::Analysis;
+use crate::architecture::Model;
 use crate::config::DataConfig;
 use crate::corpus::{DataSource, Split};
 use crate::error::{Error, Result};
-use crate::evaluate::{self, EvalCheckpoint, EvalRequest, EvalRun, KeyRule, Reuse};
+use crate::evaluate::{self, EvalCheckpoint, EvalRequest, EvalRun, Protocol, Reuse};
 use crate::memory_estimate::MemoryEstimate;
 use crate::model::Decoder;
 use crate::plan::Plan;
 use crate::ranks::Ranks;
 use crate::run::{RunFolder, TrainedModel};
 use crate::runtime::Runtime;
-use crate::sequences::EvalText;
 use crate::tasks;
 use crate::train::{self, TrainSession};
 use kerple_core::encoding::Encoding;
@@ -59,6 +64,8 @@ pub struct EvalSpec {
     pub window: Option<usize>,
     /// Other rotary rates than the run was trained with; asked only of runs that rotate.
     pub rope_scaling: Option<RopeScaling>,
+    /// Runs of the sweep that choose the key tokens of [`Protocol::Key`].
+    pub evaluators: Vec<EvaluatorRun>,
 }
 
 impl EvalSpec {
@@ -182,22 +189,41 @@ pub fn run_all(
     Ok(!done.contains(&false))
 }
 
+/// How far a job got.
+enum JobEnd {
+    Done,
+    Stopped,
+    /// It is trained, but another run is not that chooses its key tokens; in words.
+    Waiting(String),
+}
+
 fn run_own(jobs: &[SweepJob], shard: Shard, stop: &AtomicBool, tell: &mut dyn FnMut(SweepEvent)) -> Result<bool> {
     let (mut lost, mut elsewhere) = (None, BTreeMap::new());
-    for (index, job) in jobs.iter().enumerate().filter(|(index, _)| shard.takes(*index)) {
-        let (name, seed, runs) = (job.name, job.plan.seed, jobs.len());
-        let memory = job.plan.training_memory(job.plan.train.micro_batch_size.unwrap_or(job.plan.train.batch_size));
-        tell(SweepEvent::Run { name, seed, index, runs, memory });
-        match job.train_and_evaluate(stop, &mut elsewhere, tell) {
-            Ok(true) => {}
-            Ok(false) => return Ok(false),
-            Err(error @ Error::NotFinite { .. }) => {
-                tell(SweepEvent::Diverged { name, seed, error: &error });
-                lost = lost.or(Some(error));
+    let mut work = |due: &[usize], tell: &mut dyn FnMut(SweepEvent)| -> Result<Option<Vec<(usize, String)>>> {
+        let mut waiting = Vec::new();
+        for &index in due {
+            let job = &jobs[index];
+            let (name, seed, runs) = (job.name, job.plan.seed, jobs.len());
+            let memory = job.plan.training_memory(job.plan.train.micro_batch_size.unwrap_or(job.plan.train.batch_size));
+            tell(SweepEvent::Run { name, seed, index, runs, memory });
+            match job.train_and_evaluate(stop, &mut elsewhere, tell) {
+                Ok(JobEnd::Done) => {}
+                Ok(JobEnd::Stopped) => return Ok(None),
+                Ok(JobEnd::Waiting(reason)) => waiting.push((index, reason)),
+                Err(error @ Error::NotFinite { .. }) => {
+                    tell(SweepEvent::Diverged { name, seed, error: &error });
+                    lost = lost.take().or(Some(error));
+                }
+                Err(error) => return Err(error),
             }
-            Err(error) => return Err(error),
         }
-    }
+        Ok(Some(waiting))
+    };
+    let own: Vec<usize> = (0..jobs.len()).filter(|index| shard.takes(*index)).collect();
+    let Some(waiting) = work(&own, tell)? else { return Ok(false) };
+    // the runs that choose key tokens may come later, or from another shard in the meantime
+    let waiting: Vec<usize> = waiting.into_iter().map(|(index, _)| index).collect();
+    let Some(waiting) = work(&waiting, tell)? else { return Ok(false) };
     for (by, runs) in elsewhere {
         let note = format!(
             "{runs} of the runs count as done because of rows that were computed \
@@ -205,7 +231,8 @@ fn run_own(jobs: &[SweepJob], shard: Shard, stop: &AtomicBool, tell: &mut dyn Fn
         );
         tell(SweepEvent::Evaluation(evaluate::EvalEvent::Note(note)));
     }
-    lost.map_or(Ok(true), Err)
+    let waits = waiting.into_iter().next().map(|(index, reason)| jobs[index].still_waits(&reason));
+    lost.or(waits).map_or(Ok(true), Err)
 }
 
 impl SweepJob<'_> {
@@ -219,62 +246,86 @@ impl SweepJob<'_> {
             self.plan.check_evaluated(&encoding)?;
             let other = self.other_source(spec)?;
             match other.as_ref().unwrap_or(self.source).task() {
-                Some(task) => request.answers(spec.split, task).check(task)?,
+                Some(task) => {
+                    evaluate::check_task(request.documents, request.within)?;
+                    request.answers(spec.split, task).check(task)?;
+                }
                 None => {
-                    KeyRule::check_absent(request.protocol)?;
-                    request.segments(self.plan.train_len, self.source.text(spec.split)?.len(), &[])?;
+                    let text = self.source.text(spec.split)?;
+                    let segments = request.place(self.plan.train_len, &text, &[])?;
+                    self.check_evaluators(spec, segments.segment_len())?;
                 }
             }
         }
         Ok(())
     }
 
-    /// Trains and evaluates what is not done yet; `false` when `stop` was set before the end. `elsewhere` counts the runs that are
-    /// done by rows of another program or machine, by what made those.
+    /// Trains and evaluates what is not done yet. `elsewhere` counts the runs that are done by rows of another program or machine, by
+    /// what made those.
     fn train_and_evaluate(
         &self,
         stop: &AtomicBool,
         elsewhere: &mut BTreeMap<String, usize>,
         tell: &mut dyn FnMut(SweepEvent),
-    ) -> Result<bool> {
+    ) -> Result<JobEnd> {
         let SweepJob { plan, folder, source, runtime, .. } = *self;
         if let Some(note) = self.trained_otherwise()? {
             tell(SweepEvent::Training(train::TrainEvent::Note(note)));
         }
         if let Some(provenances) = self.is_done()? {
             provenances.into_iter().for_each(|by| *elsewhere.entry(by).or_default() += 1);
-            return Ok(true);
+            return Ok(JobEnd::Done);
         }
         let batches = source.batches(plan)?;
         let session = TrainSession { plan, run: folder, batches: &batches, stop, strict: false, runtime };
         if !train::train(&session, &mut |event| tell(SweepEvent::Training(event)))?.finished {
-            return Ok(false);
+            return Ok(JobEnd::Stopped);
         }
-        let TrainedModel { plan, state, mut model, .. } = folder.load_any(&runtime.device, false)?;
-        model.compute_with(runtime.implementation);
-        let (learned, special) = (model.encoding().clone(), folder.special_tokens()?);
+        let mut trained = folder.load_any(&runtime.device, false)?;
+        trained.model.compute_with(runtime.implementation);
+        let (learned, mut waiting) = (trained.model.encoding().clone(), None);
         for spec in self.evals {
             let Some((encoding, request)) = self.served(spec) else { continue };
-            *model.encoding_mut() = learned.evaluated_as(encoding);
-            let other = self.other_source(spec)?;
-            let source = other.as_ref().unwrap_or(source);
-            let scored = evaluate::of_source(source, spec.split, (&plan, &special), &request, &folder.evaluations()?)?;
-            let evaluation = EvalRun::new(
-                folder,
-                EvalCheckpoint { plan: &plan, step: state.step, model: &*model },
-                &*scored,
-                runtime,
-            )?;
-            let evaluation = evaluation.reusing(Reuse::AnyMachine);
-            if !evaluation.run(stop, &mut |event| tell(SweepEvent::Evaluation(event)))? {
-                return Ok(false);
+            *trained.model.encoding_mut() = learned.evaluated_as(encoding);
+            match self.evaluate((spec, &request), &trained, stop, tell)? {
+                JobEnd::Done => {}
+                JobEnd::Stopped => return Ok(JobEnd::Stopped),
+                end @ JobEnd::Waiting(_) => waiting = Some(end),
             }
         }
-        *model.encoding_mut() = learned;
-        match model.decoder() {
-            Some(model) if source.task().is_none() => self.probe((&plan, model), stop),
-            _ => Ok(true),
+        *trained.model.encoding_mut() = learned;
+        if let Some(model) = trained.model.decoder().filter(|_| source.task().is_none())
+            && !self.probe((&trained.plan, model), stop)?
+        {
+            return Ok(JobEnd::Stopped);
         }
+        Ok(waiting.unwrap_or(JobEnd::Done))
+    }
+
+    /// Evaluates what is not done yet of a spec, with the encoding that the model has.
+    fn evaluate(
+        &self,
+        (spec, request): (&EvalSpec, &EvalRequest),
+        trained: &TrainedModel<Box<dyn Model>>,
+        stop: &AtomicBool,
+        tell: &mut dyn FnMut(SweepEvent),
+    ) -> Result<JobEnd> {
+        let SweepJob { folder, runtime, .. } = *self;
+        let TrainedModel { plan, state, model, .. } = trained;
+        let other = self.other_source(spec)?;
+        let source = other.as_ref().unwrap_or(self.source);
+        let (special, known) = (folder.special_tokens()?, folder.evaluations()?);
+        let scored = match request.protocol {
+            Protocol::Key(rule) => match self.choose_keys((spec, request), (trained, rule), stop, tell)? {
+                KeyChoice::Chosen(scored) => scored,
+                KeyChoice::Ended(end) => return Ok(end),
+            },
+            _ => evaluate::of_source(source, spec.split, (plan, &special), request, &known)?,
+        };
+        let checkpoint = EvalCheckpoint { plan, step: state.step, model: &**model };
+        let evaluation = EvalRun::new(folder, checkpoint, &*scored, runtime)?.reusing(Reuse::AnyMachine);
+        let finished = evaluation.run(stop, &mut |event| tell(SweepEvent::Evaluation(event)))?;
+        Ok(if finished { JobEnd::Done } else { JobEnd::Stopped })
     }
 
     /// Measures what is not done yet; `false` when `stop` was set before the end.
@@ -335,8 +386,13 @@ impl SweepJob<'_> {
         for spec in self.evals {
             let Some((encoding, request)) = self.served(spec) else { continue };
             let other = self.other_source(spec)?;
-            let source = other.as_ref().unwrap_or(self.source);
-            let scored = evaluate::of_source(source, spec.split, (self.plan, &special), &request, &[])?;
+            let scored = match request.protocol {
+                Protocol::Key(_) => self.key_rows(spec, &request, &special)?,
+                _ => {
+                    let source = other.as_ref().unwrap_or(self.source);
+                    evaluate::of_source(source, spec.split, (self.plan, &special), &request, &[])?
+                }
+            };
             let reuse = (&self.runtime.provenance, Reuse::AnyMachine);
             for row in evaluate::known(&rows, (last_step, &encoding), &*scored, reuse) {
                 let Some(row) = row else { return Ok(None) };

@@ -19,7 +19,7 @@ use kerple_lm::runtime::Runtime;
 use kerple_lm::sequences::BatchSource;
 use kerple_lm::train::{TrainEvent, TrainSession, train};
 use kerple_lm::train_state::{AdamWConfig, AdamWStep, TrainState};
-use kerple_run::{DocumentMask, EvaluationRow, MetricsRow, read_rows};
+use kerple_run::{DocumentMask, EvaluationRow, MetricsRow, Within, read_rows};
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
@@ -284,7 +284,8 @@ fn evaluate(run: &RunFolder, data: &Path, request: &EvalRequest) -> kerple_lm::R
 
 fn request(protocol: Protocol, lengths: &[usize], documents: Option<DocumentMask>) -> EvalRequest {
     let (lengths, n_segments) = (lengths.to_vec(), SegmentCount::Exactly(5));
-    EvalRequest { lengths, protocol, n_segments, segment_len: Some(64), seed: 3, per_position: true, documents }
+    let (segment_len, within) = (Some(64), Within::Split);
+    EvalRequest { lengths, protocol, n_segments, segment_len, seed: 3, per_position: true, documents, within }
 }
 
 #[test]
@@ -318,6 +319,43 @@ fn evaluations_of_both_masks_are_rows_of_their_own() {
         // targets are the same tokens at every length
         let tokens: Vec<u64> = usual.iter().chain(&others).map(|row| row.tokens).collect();
         assert!(tokens[0] == tokens[1] && tokens[2] == tokens[3]);
+    }
+}
+
+#[test]
+fn within_documents_every_scored_token_has_far_context() {
+    let place = tempfile::tempdir().unwrap();
+    let data = corpus(place.path(), 240);
+    let run = RunFolder::new(place.path().join("run"));
+    session(&Ranks::alone(), &config(&data, &["train.steps=2"]), run.path(), None);
+    let anywhere = EvalRequest { segment_len: Some(8), ..request(Protocol::Last(4), &[4, 8], None) };
+    let asked = EvalRequest { within: Within::Document, ..anywhere.clone() };
+    let rows = evaluate(&run, &data, &asked).unwrap();
+    assert_eq!(rows.len(), 2);
+    for row in &rows {
+        assert_eq!((row.text.within, row.tokens, row.contradiction()), (Within::Document, 20, None));
+        let bins = row.nll_by_own_context.as_ref().unwrap();
+        assert!(bins.iter().all(|bin| bin.from >= 8), "{bins:?}");
+    }
+    assert!(evaluate(&run, &data, &asked).unwrap().is_empty(), "the same again is known");
+    let others = evaluate(&run, &data, &anywhere).unwrap();
+    assert!(others.len() == 2 && !others[0].same_text(&rows[0]), "anywhere in the split is another text");
+    let bins = others[0].nll_by_own_context.as_ref().unwrap();
+    assert!(bins.iter().any(|bin| bin.from < 8), "{bins:?}");
+    for (asked, part) in [
+        (
+            EvalRequest { n_segments: SegmentCount::Exactly(20), segment_len: Some(40), ..asked.clone() },
+            "20 segments within documents were requested, the split has ",
+        ),
+        (
+            EvalRequest { protocol: Protocol::Segments, ..asked.clone() },
+            "within = \"document\" is for last:COUNT, not for segments",
+        ),
+        (EvalRequest { segment_len: None, ..asked.clone() }, "needs the tokens of its own document"),
+        (EvalRequest { protocol: Protocol::Rolling(8), lengths: vec![8], ..asked }, "not for rolling:8"),
+    ] {
+        let error = evaluate(&run, &data, &asked).unwrap_err();
+        assert!(error.to_string().contains(part), "{error}");
     }
 }
 

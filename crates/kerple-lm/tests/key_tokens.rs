@@ -12,7 +12,7 @@ use kerple_lm::ranks::Ranks;
 use kerple_lm::run::RunFolder;
 use kerple_lm::runtime::Runtime;
 use kerple_lm::sequences::EvalText;
-use kerple_run::{DocumentMask, EvaluationRow, KeyTokens};
+use kerple_run::{DocumentMask, EvaluationRow, KeyTokens, Within};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
@@ -25,7 +25,8 @@ const RULE: &str = "key:0.001:-9:16:6";
 fn request(protocol: &str, lengths: &[usize]) -> EvalRequest {
     let (lengths, n_segments) = (lengths.to_vec(), SegmentCount::Exactly(SEGMENTS));
     let (protocol, segment_len) = (protocol.parse().unwrap(), Some(SPAN));
-    EvalRequest { lengths, protocol, n_segments, segment_len, seed: 3, per_position: false, documents: None }
+    let (documents, within) = (None, Within::Split);
+    EvalRequest { lengths, protocol, n_segments, segment_len, seed: 3, per_position: false, documents, within }
 }
 
 /// Evaluates a run on the key tokens of others; its new rows.

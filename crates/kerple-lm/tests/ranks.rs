@@ -278,6 +278,7 @@ fn request() -> EvalRequest {
         seed: 3,
         per_position: true,
         documents: None,
+        within: Default::default(),
     }
 }
 
@@ -378,6 +379,7 @@ fn comparison(config: &RunConfig, out: PathBuf, ranks: Ranks) -> Comparison {
         seeds: 2,
         request: request(),
         rope_scalings: Vec::new(),
+        runs: out.join("runs"),
         out,
         runtime: Runtime::cpu(None).with_ranks(ranks),
     }

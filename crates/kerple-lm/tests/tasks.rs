@@ -185,6 +185,21 @@ fn a_task_is_learned() {
 }
 
 #[test]
+fn encoders_learn_groups_and_flip_flops() {
+    for task in [
+        r#"{ kind = "group", group = "s3", answer = "tape" }"#,
+        r#"{ kind = "group", group = "z2", score = "last", answer = "tape" }"#,
+        r#"{ kind = "flipflop", ignore = 0.5, answer = "tape" }"#,
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(run(&config(task, &[]), folder.path(), 99).finished, "{task}");
+        let (rows, _) = evaluate(folder.path(), &request(&[8, 20]));
+        let answers = if task.contains("s3") { [8, 20] } else { [1, 1] };
+        assert_eq!([rows[0].tokens, rows[1].tokens], answers.map(|answers| 40 * answers), "{task}");
+    }
+}
+
+#[test]
 fn batches_are_functions_of_the_step() {
     let (plan, source) = plan(&config("\"binary_addition\"", &[]));
     let batches = source.batches(&plan).unwrap();

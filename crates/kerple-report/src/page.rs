@@ -9,6 +9,7 @@ use self::answers::AnswersPart;
 pub use self::answers::percent;
 pub use self::figure::{Figure, Section};
 use self::grids::{learning, runs, setting_part, speeds};
+pub use self::suite::{ReachFigure, TaskHeading};
 use crate::error::{Error, Result};
 use crate::folder::{INDEX, MARK, TEXT};
 use crate::format::{count, deviation, duration, number};
@@ -21,6 +22,7 @@ mod figure;
 pub mod figures;
 pub mod grids;
 mod reach;
+pub(crate) mod suite;
 mod text;
 
 pub use text::table_text;
@@ -60,6 +62,7 @@ pub(crate) struct ReportPage<'a> {
     sections: Vec<SettingPart>,
     answers: Vec<AnswersPart>,
     suite: Vec<Grid>,
+    suite_figures: Vec<FigurePart>,
     tested: Option<String>,
     positions: Vec<FigurePart>,
     kernels: Vec<FigurePart>,
@@ -148,9 +151,16 @@ impl From<String> for Cell {
 }
 
 impl<'a> ReportPage<'a> {
-    pub(crate) fn new(results: &'a Results, figures: &[Figure], options: &'a ReportOptions) -> ReportPage<'a> {
-        let part =
-            |section: Section| figures.iter().filter(|f| f.section == section).map(figure_part).collect::<Vec<_>>();
+    pub(crate) fn new(
+        results: &'a Results,
+        (figures, reaches): (&[Figure], &[ReachFigure]),
+        options: &'a ReportOptions,
+    ) -> ReportPage<'a> {
+        let part = |section: Section| {
+            let plots = figures.iter().filter(|figure| figure.section == section).map(figure_part);
+            let rows = reaches.iter().filter(|figure| figure.section == section).map(ReachFigure::part);
+            plots.chain(rows).collect::<Vec<_>>()
+        };
         ReportPage {
             title: &options.title,
             headline: headline(results),
@@ -170,6 +180,7 @@ impl<'a> ReportPage<'a> {
                 .map(|(i, table)| AnswersPart::new(results, table, part(Section::Answers(i))))
                 .collect(),
             suite: reach::suite_grids(results),
+            suite_figures: part(Section::Suite),
             tested: reach::tests_sentence(results),
             positions: part(Section::Positions),
             kernels: part(Section::Kernels),

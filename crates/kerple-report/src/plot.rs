@@ -11,6 +11,7 @@ mod distance;
 mod heat_map;
 #[cfg(feature = "music-lra")]
 mod piano_roll;
+mod rows;
 mod svg;
 
 pub use axis::{Axis, AxisScale, Tick};
@@ -18,6 +19,7 @@ pub use distance::{heads_within, over_distances};
 pub use heat_map::HeatMap;
 #[cfg(feature = "music-lra")]
 pub use piano_roll::{PianoRoll, Sound};
+pub use rows::{RowChart, RowGroup, RowMark};
 pub use svg::escape;
 
 /// CSS of every plot, shared by the page and by [`standalone`] files.

@@ -29,7 +29,7 @@ pub use learning::{LearnedCount, LearningOutcome, RunLearning};
 pub use own_context::OwnContextScore;
 pub(crate) use positions::BINS_AN_OCTAVE;
 pub use positions::{PositionBin, PositionCurve};
-pub use reach::{AnswerPair, AnswerReach, SeedReach};
+pub use reach::{AnswerPair, AnswerReach, MeanCurveTokens, SeedReach};
 pub use table::{PerplexityScore, PerplexityTable, PerplexityTest, RowName, RunEvaluation, name_text};
 pub use training::{EffectiveLength, RunRow, RunState, Speed};
 

@@ -4,6 +4,7 @@
 //! Seeds change the text that is evaluated, so two encodings vary together from seed to seed; the test is therefore
 //! *paired*, as in Chi et al. 2022, arXiv:2205.09921, Table 3. Not for samples of different runs without a common seed.
 
+pub mod letters;
 pub mod reach;
 pub mod ruler;
 

@@ -7,6 +7,7 @@ use serde::Serialize;
 use crate::error::{Error, Result};
 use crate::folder::{MARK, csv, put, refuse_foreign, remove_former_figures};
 use crate::page::figures::figures;
+use crate::page::suite::reach_figures;
 use crate::page::{Layout, ReportOptions, ReportPage};
 use crate::results::{AnswerScore, AnswerTable, PositionCurve, Results};
 use crate::run::Run;
@@ -39,8 +40,12 @@ pub fn write(runs: &[Run], folder: &Path, options: &ReportOptions) -> Result<Wri
     for figure in &figures {
         put(folder.join(figure.file()), figure.alone().into_bytes(), &mut files)?;
     }
+    let reaches = reach_figures(&results);
+    for figure in &reaches {
+        put(folder.join(figure.file()), figure.chart.file().into_bytes(), &mut files)?;
+    }
     remove_former_figures(folder, &files)?;
-    let page = ReportPage::new(&results, &figures, options);
+    let page = ReportPage::new(&results, (&figures, &reaches), options);
     for layout in [Layout::Html, Layout::Markdown] {
         put(folder.join(layout.name()), page.render(layout)?.into_bytes(), &mut files)?;
     }

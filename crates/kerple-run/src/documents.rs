@@ -49,6 +49,50 @@ impl FromStr for DocumentMask {
     }
 }
 
+/// Where the segments of an evaluated text are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Within {
+    /// Anywhere in the split.
+    #[default]
+    Split,
+    /// Where every scored token has as many tokens of its own document before it as a segment has.
+    Document,
+}
+
+impl Within {
+    /// Both.
+    pub const ALL: [Within; 2] = [Within::Split, Within::Document];
+
+    /// Whether it is the default, which is not written down.
+    pub fn is_split(&self) -> bool {
+        *self == Within::Split
+    }
+
+    /// As it is written.
+    pub fn name(self) -> &'static str {
+        match self {
+            Within::Split => "split",
+            Within::Document => "document",
+        }
+    }
+}
+
+impl fmt::Display for Within {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Within {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Within, String> {
+        let known = Within::ALL.into_iter().find(|known| known.name() == text);
+        known.ok_or_else(|| format!("`{text}` is not `split` or `document`"))
+    }
+}
+
 /// The loss of targets with about as many tokens of their own document before them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OwnContextLoss {
@@ -73,6 +117,11 @@ mod tests {
             assert_eq!(serde_json::to_value(mask).unwrap(), mask.name());
         }
         assert_eq!("packed".parse::<DocumentMask>().unwrap_err(), "`packed` is not `joined` or `separate`");
+        for within in Within::ALL {
+            assert_eq!(within.to_string().parse(), Ok(within));
+            assert_eq!(serde_json::to_value(within).unwrap(), within.name());
+        }
+        assert!("text".parse::<Within>().is_err() && Within::default().is_split());
         assert!(DocumentMask::default().is_joined() && !DocumentMask::Separate.is_joined());
     }
 }

@@ -35,7 +35,7 @@ mod probe;
 mod session;
 mod stop_rule;
 
-pub use documents::{DocumentMask, OwnContextLoss};
+pub use documents::{DocumentMask, OwnContextLoss, Within};
 pub use error::{Error, Result};
 pub use init_from::{InitFrom, ModelFamily};
 pub use journal::{Journal, JournalRows, look, read_json, read_rows, replace_rows, write_dense_json, write_json};
@@ -272,6 +272,9 @@ pub struct ScoredText {
     pub n_segments: u64,
     /// Seed that placed the n_segments.
     pub seed: u64,
+    /// Where they are.
+    #[serde(default, skip_serializing_if = "Within::is_split")]
+    pub within: Within,
 }
 
 impl Rolled {
@@ -449,7 +452,8 @@ mod tests {
             with(ScoredText { checksum: "cd".into(), ..text.clone() }),
             with(ScoredText { segment_len: 1024, ..text.clone() }),
             with(ScoredText { n_segments: 9, ..text.clone() }),
-            with(ScoredText { seed: 2, ..text }),
+            with(ScoredText { seed: 2, ..text.clone() }),
+            with(ScoredText { within: Within::Document, ..text }),
             EvaluationRow { split: "valid".into(), ..row.clone() },
             EvaluationRow { protocol: "segments".into(), ..row.clone() },
             EvaluationRow { documents: DocumentMask::Separate, ..row.clone() },

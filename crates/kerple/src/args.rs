@@ -269,7 +269,8 @@ pub struct CompareArgs {
     #[arg(long, required = true, value_delimiter = ',', value_parser = EncodingName, hide_possible_values = true)]
     pub encodings: Vec<String>,
     /// Train them on each of several tasks in place of the data of the run file: quick, standard, or
-    /// names such as flipflop,mqrar,niah_words. Runs are in OUT/TASK, and one report has all tasks.
+    /// names such as flipflop,mqrar,niah_words. Runs are in OUT/TASK/LABEL/seed-N, and one report has
+    /// all tasks.
     #[arg(long, value_name = "TASKS", value_delimiter = ',')]
     pub tasks: Vec<String>,
     /// Layers that use these encodings, counted from 0; other layers keep the run file's encoding.

@@ -317,6 +317,15 @@ class Kernel(Encoding):
     The constructor proves that ``bias`` is a kernel for all values of its parameters, and refuses
     it otherwise; ``unproven=True`` accepts what no rule proves. ``weight`` needs no proof.
     ``keep="smooth"`` keeps values in range by a smooth map.
+
+    ``start`` has initial values in place of drawn ones: a list of ``P`` numbers for all heads, or a list for
+    each head, in the order in which the expression names its learned parameters, those of the bias before
+    those of the weight: ``Kernel("log(b, a)", heads=2, start=[[1.3, 0.4], [0.7, 0.05]])``. ``kerple kernel
+    fit`` prints such lists.
+
+    Raises:
+        ValueError: an expression that is no kernel, lists of another length than ``start`` needs, or values
+            out of a parameter's range; the message contains the limit.
     """
 
     kind = "kernel"

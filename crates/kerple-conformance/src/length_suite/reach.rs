@@ -4,7 +4,8 @@
 use crate::case::Case;
 use crate::{AllowedError, CaseComparison, CaseResult, Checked};
 use kerple_report::statistics::reach::{
-    Reach, beyond, difference_cell, falling_fit, log_likelihood, median_reach, profile_interval, sign_flip_p,
+    MeanCurveReach, Reach, beyond, difference_cell, falling_fit, log_likelihood, median_reach, profile_interval,
+    sign_flip_p,
 };
 use kerple_report::statistics::t_test_of_differences;
 use serde_json::Value;
@@ -114,6 +115,15 @@ pub(super) fn of_one(case: &Case) -> CaseResult {
         found.compare("log_likelihood", &[log_likelihood(&cells, mu, sigma)], &[value], allowed);
     }
     of.interval(&mut found, &cells, "profile", "mu")?;
+    let means = &expected["mean_curve"];
+    if means.is_object() {
+        let accuracy = rows(&of.values["accuracy"], "accuracy")?;
+        let got = MeanCurveReach::of(&of.lengths, &accuracy, of.theta).ok_or("the means of the runs have no reach")?;
+        for (name, got) in [("point", got.point), ("low", got.low), ("high", got.high)] {
+            let expected = number(&means[name]).ok_or_else(|| format!("`mean_curve.{name}` is missing"))?;
+            found.compare(&format!("mean_curve.{name}"), &[got], &[expected], of.exact);
+        }
+    }
     Ok(vec![found])
 }
 

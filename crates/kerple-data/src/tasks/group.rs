@@ -4,9 +4,11 @@
 //! x1 x2 x3 ..      answers under each: x1, x1 then x2, x1 then x2 then x3, ..
 //! ```
 //!
+//! Encoders answer the same at empty places after the sequence (`answer = "tape"`).
+//!
 //! After Liu et al. 2022, arXiv:2210.10749, and Merrill et al. 2024, arXiv:2404.08819.
 
-use super::{AnswerMode, AnswerUnit, Example, ExampleId, Examples, TaskInfo, refuse_short};
+use super::{AnswerPlaces, AnswerUnit, Example, ExampleId, Examples, TaskInfo, refuse_short};
 use crate::error::Result;
 use crate::random::random;
 use serde::{Deserialize, Serialize};
@@ -131,27 +133,31 @@ pub struct GroupProduct {
     pub group: FiniteGroup,
     /// Which states are answers.
     pub score: ScoredStates,
+    /// Where they stand.
+    #[serde(skip_serializing_if = "AnswerPlaces::is_marked")]
+    pub answer: AnswerPlaces,
 }
 
 impl Default for GroupProduct {
     fn default() -> Self {
-        GroupProduct { group: FiniteGroup::Symmetric(3), score: ScoredStates::All }
+        GroupProduct { group: FiniteGroup::Symmetric(3), score: ScoredStates::All, answer: AnswerPlaces::Marked }
     }
 }
 
 impl Examples for GroupProduct {
     fn facts(&self) -> TaskInfo {
-        let order = self.group.order();
+        let GroupProduct { group, score, .. } = self;
+        let order = group.order();
         TaskInfo {
             name: "group".to_owned(),
-            answer: AnswerMode::Marked,
+            answer: self.answer.mode(),
             vocab: order,
             classes: order,
             shortest: 1,
             chance: 1.0 / order as f64,
             unit: AnswerUnit::Token,
             level: None,
-            content: format!("group 1 {self:?}"),
+            content: self.answer.content(format!("group 1 GroupProduct {{ group: {group:?}, score: {score:?} }}")),
         }
     }
 
@@ -159,6 +165,11 @@ impl Examples for GroupProduct {
         refuse_short("group", length, 1)?;
         let input = random(place, length).tokens(length, self.group.order());
         let mut targets = self.group.states(&input);
+        if self.answer == AnswerPlaces::Tape {
+            let first = if self.score == ScoredStates::All { 0 } else { length - 1 };
+            let targets = targets.split_off(first);
+            return Ok(Example { scored: vec![true; targets.len()], input, targets, ..Example::default() });
+        }
         let scored: Vec<bool> = (1..=length).map(|at| self.score == ScoredStates::All || at == length).collect();
         targets.iter_mut().zip(&scored).filter(|(_, scored)| !**scored).for_each(|(target, _)| *target = 0);
         Ok(Example { input, targets, scored, ..Example::default() })

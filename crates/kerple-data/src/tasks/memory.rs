@@ -8,7 +8,7 @@
 //! Flip-flop languages are those of Liu et al. 2023, arXiv:2306.00946. Selective copying is that of Gu and Dao 2023, arXiv:2312.00752;
 //! its places are uniform here, and not the gaps of a random walk, which make long sequences the easiest.
 
-use super::{AnswerMode, AnswerUnit, Example, ExampleId, Examples, TaskInfo, refuse_short, within};
+use super::{AnswerMode, AnswerPlaces, AnswerUnit, Example, ExampleId, Examples, TaskInfo, refuse_short, within};
 use crate::error::{Error, Result};
 use crate::random::{TaskRng, random};
 use serde::{Deserialize, Serialize};
@@ -24,11 +24,15 @@ const FIRST_BIT: u32 = 3;
 pub struct FlipFlop {
     /// Share of the instructions that change and read nothing.
     pub ignore: f64,
+    /// Where the answers stand. At an empty place after the sequence only the last bit is asked for, since an encoder sees the bits
+    /// after the other reads; sequences then have an odd number of tokens, one less than asked for when that is even.
+    #[serde(skip_serializing_if = "AnswerPlaces::is_marked")]
+    pub answer: AnswerPlaces,
 }
 
 impl Default for FlipFlop {
     fn default() -> Self {
-        FlipFlop { ignore: 0.8 }
+        FlipFlop { ignore: 0.8, answer: AnswerPlaces::Marked }
     }
 }
 
@@ -47,19 +51,21 @@ impl Examples for FlipFlop {
     fn facts(&self) -> TaskInfo {
         TaskInfo {
             name: "flipflop".to_owned(),
-            answer: AnswerMode::Marked,
+            answer: self.answer.mode(),
             vocab: 5,
             classes: 5,
             shortest: 3,
             chance: 0.5,
             unit: AnswerUnit::Token,
             level: None,
-            content: format!("flipflop 1 {self:?}"),
+            content: self.answer.content(format!("flipflop 1 FlipFlop {{ ignore: {:?} }}", self.ignore)),
         }
     }
 
     fn example(&self, place: ExampleId, length: usize) -> Result<Example> {
         refuse_short("flipflop", length, 3)?;
+        // an encoder would see a bit after the last read
+        let length = if self.answer == AnswerPlaces::Tape && length.is_multiple_of(2) { length - 1 } else { length };
         let mut draw = random(place, length);
         let (mut input, mut targets, mut scored) = (Vec::new(), vec![0; length], vec![false; length]);
         let mut memory = 0;
@@ -80,11 +86,18 @@ impl Examples for FlipFlop {
             }
         }
         input.truncate(length);
+        if self.answer == AnswerPlaces::Tape {
+            return Ok(Example { input, targets: vec![memory], scored: vec![true], ..Example::default() });
+        }
         Ok(Example { input, targets, scored, ..Example::default() })
     }
 
     fn shortcut(&self, example: &Example) -> Option<(&'static str, Vec<u32>)> {
-        Some(("the last bit, written or not", example.scored_places().map(|at| example.input[at - 1]).collect()))
+        let bits = match self.answer {
+            AnswerPlaces::Marked => example.scored_places().map(|at| example.input[at - 1]).collect(),
+            AnswerPlaces::Tape => vec![example.input[example.input.len() - 2]],
+        };
+        Some(("the last bit, written or not", bits))
     }
 
     fn check(&self) -> Result<()> {

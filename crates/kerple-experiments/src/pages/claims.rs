@@ -11,6 +11,7 @@
 mod reach;
 
 use super::description::PageDescription;
+use super::key_tokens;
 use super::methods::ComparedMethod;
 use super::page::PageItem;
 use super::paper_claims::{ClaimSection, ClaimedAt, PaperClaim, PaperClaims, PaperMeasure};
@@ -343,12 +344,17 @@ fn find_registered(claim: &Claim, all: &ReproductionFolder, corpus: &str) -> Opt
     let arms: Vec<(&Arm, &str)> = claim.arms().collect();
     let reads: Vec<_> = arms
         .iter()
-        .map(|(arm, evaluation)| move |length: u64| arm_values(all, corpus, arm, evaluation, length))
+        .map(|(arm, evaluation)| {
+            move |length: u64| match claim.measure {
+                ClaimMeasure::Key => key_tokens::values(all, (corpus, arm), evaluation, length),
+                _ => arm_values(all, corpus, arm, evaluation, length),
+            }
+        })
         .collect();
     let reads: Vec<&dyn Fn(u64) -> SeedValues> = reads.iter().map(|read| read as _).collect();
     let runs: Vec<Vec<&Run>> = arms.iter().map(|(arm, _)| arm_runs(all, corpus, arm)).collect();
     let points = claim.lengths.iter().map(|length| (format!("at {}", count(*length)), *length)).collect();
-    let from = claim.from.filter(|_| claim.measure == ClaimMeasure::Change);
+    let from = claim.from.filter(|_| claim.measure.may_change());
     let mut by_length = compared(points, from, &reads);
     let is_task = claim.measure == ClaimMeasure::Answers;
     for (length, found) in claim.lengths.iter().zip(&mut by_length).filter(|_| is_task) {
@@ -373,6 +379,9 @@ pub(super) fn registered(item: &mut PageItem, all: &ReproductionFolder, claims: 
     };
     if claims.iter().any(|claim| claim.measure.is_over_lengths()) {
         item.notes.push(reach::RULE.to_owned());
+    }
+    if claims.iter().any(|claim| claim.measure == ClaimMeasure::Key) {
+        item.notes.extend(key_tokens::notes(all));
     }
     let titles = corpora.iter().map(|corpus| corpus.title.clone()).collect();
     let findings = claim_grid(item, caption.to_owned(), titles, claims.iter().map(found).collect());

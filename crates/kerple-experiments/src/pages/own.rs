@@ -7,6 +7,7 @@
 pub(super) mod flips;
 pub(super) mod kernels;
 mod plots;
+mod reaches;
 mod sets;
 pub(super) mod time;
 
@@ -15,6 +16,7 @@ use self::sets::sets;
 use super::cells::{floors, mean_cell, missing};
 use super::claims::registered;
 use super::description::{AfterRuns, PageDescription};
+use super::key_tokens;
 use super::page::PageItem;
 use super::reader::ReproductionFolder;
 use super::values::change;
@@ -24,6 +26,7 @@ use crate::manifest::{CorpusFacts, runs_folder};
 use kerple_report::format::{count, deviation, number};
 use kerple_report::page::Cell;
 use kerple_report::statistics::{self, mean};
+use kerple_run::Within;
 
 /// The registered claims, and those that were written after the runs.
 pub(super) fn claims(all: &ReproductionFolder, page: &PageDescription, item: &mut PageItem) {
@@ -45,6 +48,8 @@ pub(super) fn claims(all: &ReproductionFolder, page: &PageDescription, item: &mu
 
 /// Perplexities, or right answers, of everything that is trained.
 pub(super) fn levels(all: &ReproductionFolder, page: &PageDescription, item: &mut PageItem) {
+    item.notes.extend(key_tokens::notes(all));
+    item.reaches.extend(reaches::figures(all, page));
     for set in sets(all) {
         let is_task = set.corpus.is_task();
         let found = |arm: &Arm, length: u64| -> Vec<f64> {
@@ -52,7 +57,11 @@ pub(super) fn levels(all: &ReproductionFolder, page: &PageDescription, item: &mu
             set.values(all, arm, length).into_values().map(shown).collect()
         };
         let link = format!("../{}/", runs_folder(&set.corpus.name, set.variant));
-        let what = if is_task { "right answers in percent" } else { "perplexity" };
+        let what = match is_task {
+            true => "right answers in percent",
+            false if set.facts.evaluators.is_empty() => "perplexity",
+            false => "perplexity of key tokens",
+        };
         let lengths = &set.facts.lengths;
         let mut grid =
             set.grid(all, page, what, lengths, |arm, seeds, length| level(&found(arm, length), seeds, &link));
@@ -92,8 +101,14 @@ pub(super) fn changes(all: &ReproductionFolder, page: &PageDescription, item: &m
         let found = |arm: &Arm, length: u64| -> Vec<f64> {
             change(&set.values(all, arm, length), &set.values(all, arm, from)).into_values().collect()
         };
-        let cell = |arm: &Arm, _: usize, length: u64| mean_cell(&found(arm, length), DifferenceUnit::Times);
-        item.grids.push(set.grid(all, page, &format!("times the perplexity at {}", count(from)), beyond, cell));
+        let of_keys = if set.facts.evaluators.is_empty() { "" } else { " of key tokens" };
+        // what far context of its own document is worth to a token is read in nats
+        let (unit, what) = match set.facts.within {
+            Within::Split => (DifferenceUnit::Times, format!("times the perplexity{of_keys} at {}", count(from))),
+            Within::Document => (DifferenceUnit::Plain, format!("nats per token more than at {}", count(from))),
+        };
+        let cell = |arm: &Arm, _: usize, length: u64| mean_cell(&found(arm, length), unit);
+        item.grids.push(set.grid(all, page, &what, beyond, cell));
         plots.extend(set.plot(all, page, &lengths, found));
     }
     item.figures.extend(figure(plots));

@@ -7,8 +7,8 @@ use super::verdict::{ClaimFinding, counted};
 use crate::error::Result;
 use crate::manifest::PlannedRun;
 use kerple_report::folder::{INDEX, TEXT};
-use kerple_report::page::Figure;
 use kerple_report::page::{Cell, FigurePart, Grid, Row, figure_part, picture_part, render};
+use kerple_report::page::{Figure, ReachFigure};
 use kerple_report::plot;
 use kerple_report::tally_runs;
 use serde::Serialize;
@@ -37,6 +37,8 @@ pub(super) struct PageItem {
     pub notes: Vec<String>,
     pub grids: Vec<Grid>,
     pub figures: Vec<Figure>,
+    /// How far encodings answer.
+    pub reaches: Vec<ReachFigure>,
     /// Parts that are not plots.
     pub pictures: Vec<Picture>,
     /// The cells of its grids; without cells, `complete` and `planned` count something else.
@@ -53,8 +55,8 @@ impl PageItem {
 
     pub(super) fn new(description: &ItemDescription) -> PageItem {
         let ItemDescription { id, title, text, .. } = description.clone();
-        let (notes, grids, figures, pictures, cells) = Default::default();
-        PageItem { id, title, text, notes, grids, figures, pictures, cells, complete: 0, planned: 0 }
+        let (notes, grids, figures, reaches, pictures, cells) = Default::default();
+        PageItem { id, title, text, notes, grids, figures, reaches, pictures, cells, complete: 0, planned: 0 }
     }
 
     pub(super) fn summary(&self) -> ItemSummary {
@@ -135,7 +137,10 @@ impl<'a> PaperPage<'a> {
                 text: item.text.clone(),
                 notes,
                 grids: item.grids.clone(),
-                figures: item.figures.iter().map(figure_part).chain(item.pictures.iter().map(Picture::part)).collect(),
+                figures: (item.reaches.iter().map(ReachFigure::part))
+                    .chain(item.figures.iter().map(figure_part))
+                    .chain(item.pictures.iter().map(Picture::part))
+                    .collect(),
             }
         };
         let done = all.manifest.runs.iter().filter(|run| is_done(all, run)).count();

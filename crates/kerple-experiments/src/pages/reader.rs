@@ -1,7 +1,7 @@
 //! The folder of a reproduction as pages read it: the manifest, and of the rows of its runs those
 //! that the manifest asks for, over one text per corpus and in one precision.
 
-use super::numerics;
+use super::{key_tokens, numerics};
 use crate::error::{Error, Result};
 use crate::floors::{FLOORS_FILE, Floor};
 use crate::manifest::{EvaluationFacts, Manifest, PlannedRun, own_content, runs_folder};
@@ -41,8 +41,9 @@ impl VariantRuns {
     /// The table of perplexities that an evaluation makes.
     pub(super) fn table(&self, facts: &EvaluationFacts) -> Option<&PerplexityTable> {
         self.results.tables.iter().find(|table| {
-            let Setting { protocol, text_segment_len, text_n_segments, .. } = &table.setting;
-            (protocol, *text_segment_len, *text_n_segments) == (&facts.protocol, facts.span, facts.segments)
+            let Setting { protocol, text_segment_len, text_n_segments, text_within, .. } = &table.setting;
+            (protocol, *text_segment_len, *text_n_segments, *text_within)
+                == (&facts.protocol, facts.span, facts.segments, facts.within)
         })
     }
 }
@@ -69,7 +70,7 @@ impl ReproductionFolder {
             runs.iter_mut().for_each(|run| manifest.keep_asked((corpus, variant), run));
             found.insert(name, (corpus, runs));
         }
-        let mut over_other_texts = 0;
+        let mut over_other_texts = key_tokens::keep_planned(&manifest, folder, &mut found);
         for corpus in &manifest.corpora {
             let of_corpus = found.values_mut().filter(|(name, _)| *name == corpus.name);
             let others = manifest.evaluations.values().filter_map(|facts| Some(facts.task.as_ref()?.content.as_str()));
@@ -118,7 +119,8 @@ impl ReproductionFolder {
     /// The evaluation of the same tokens without a window, with its name.
     pub(super) fn with_all_keys(&self, windowed: &EvaluationFacts) -> Option<(&str, &EvaluationFacts)> {
         let text = |facts: &EvaluationFacts| {
-            (facts.protocol.clone(), facts.span, facts.segments, facts.documents, facts.task.clone())
+            let scored = (facts.protocol.clone(), facts.span, facts.segments, facts.within, facts.evaluators.clone());
+            (scored, facts.documents, facts.task.clone())
         };
         let mut others = self.manifest.evaluations.iter().filter(|(_, facts)| facts.window.is_none());
         others.find(|(_, facts)| text(facts) == text(windowed)).map(|(name, facts)| (name.as_str(), facts))

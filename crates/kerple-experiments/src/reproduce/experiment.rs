@@ -1,7 +1,10 @@
 //! The contents of an experiment file, as plain data; [`super::Reproduction`] resolves and checks
 //! it.
 
+mod keys;
+
 use crate::claim::{Arm, Claim, ClaimMeasure};
+use crate::manifest::NamedRun;
 use kerple_core::encoding::scaling::RopeScaling;
 use kerple_core::encoding::{Encoding, Method};
 use kerple_data::tasks::TaskConfig;
@@ -9,9 +12,10 @@ use kerple_lm::analysis::Analysis;
 use kerple_lm::config::{DataConfig, ModelConfig, RunConfig, SamplingConfig, TrainConfig};
 use kerple_lm::evaluate::{EvalRequest, Protocol, SegmentCount};
 use kerple_lm::{Error, Result, tasks};
-use kerple_run::DocumentMask;
+use kerple_run::{DocumentMask, Within};
 use serde::Deserialize;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::PathBuf;
 
 /// An experiment: texts, models, methods and what is measured.
@@ -126,6 +130,9 @@ pub struct EvaluationConfig {
     /// Whether documents attend to each other; as the runs were trained when absent.
     #[serde(default)]
     pub documents: Option<DocumentMask>,
+    /// Where segments are: `document` places them where each scored token has `span` tokens of its own document before it.
+    #[serde(default)]
+    pub within: Within,
     /// Keys a query may see.
     #[serde(default)]
     pub window: Option<usize>,
@@ -135,6 +142,9 @@ pub struct EvaluationConfig {
     /// Another task than that of the runs, with its vocabulary and its kind of answers.
     #[serde(default)]
     pub task: Option<TaskConfig>,
+    /// Runs of this experiment on the same corpus that choose the key tokens of the protocol `key:...`.
+    #[serde(default)]
+    pub evaluators: Vec<NamedRun>,
 }
 
 fn segments() -> Protocol {
@@ -152,6 +162,7 @@ impl EvaluationConfig {
             seed: 0,
             per_position: self.positions,
             documents: self.documents,
+            within: self.within,
         }
     }
 }
@@ -169,6 +180,9 @@ pub struct PartConfig {
     pub encodings: Vec<Encoding>,
     /// Number of seeds.
     pub seeds: u64,
+    /// The first of them, where it is another one than the experiment's.
+    #[serde(default)]
+    pub first_seed: Option<u64>,
     /// Runs of all seeds of a lower stage come before those of a higher one.
     #[serde(default)]
     pub stage: u64,
@@ -187,6 +201,14 @@ pub struct PartConfig {
     /// What that is: `key=value` of a run file.
     #[serde(default)]
     pub set: Vec<String>,
+}
+
+impl PartConfig {
+    /// Its seeds, in an experiment whose first seed is given.
+    pub fn seeds(&self, first: u64) -> Range<u64> {
+        let first = self.first_seed.unwrap_or(first);
+        first..first.saturating_add(self.seeds)
+    }
 }
 
 /// Training steps, or forward passes, that are timed in turns.
@@ -231,7 +253,7 @@ impl Experiment {
             if let Some(name) = part.evaluate.iter().find(|name| !experiment.evaluations.contains_key(*name)) {
                 return Err(fail(format!("part: unknown evaluation `{name}`"), "add [evaluation.NAME]"));
             }
-            if let Some((message, hint)) = experiment.unfit_task(part) {
+            if let Some((message, hint)) = experiment.unfit_task(part).or_else(|| experiment.unfit_keys(part)) {
                 return Err(fail(message, &hint));
             }
             if let Some(name) = part.probe.iter().find(|name| !experiment.probes.contains_key(*name)) {
@@ -288,9 +310,13 @@ impl Experiment {
         if let Some(name) = claim.corpora.iter().find(|name| !self.corpora.iter().any(|corpus| corpus.name == **name)) {
             return Some(format!("unknown corpus `{name}`"));
         }
-        let is_change = claim.measure == ClaimMeasure::Change;
-        if is_change != claim.from.is_some() || (!is_change && claim.baseline.is_none()) {
+        let (is_change, may_change) = (claim.measure == ClaimMeasure::Change, claim.measure.may_change());
+        let has_fitting_start = if may_change { !is_change || claim.from.is_some() } else { claim.from.is_none() };
+        if !has_fitting_start || (claim.from.is_none() && claim.baseline.is_none()) {
             return Some("a change needs `from`, every other measure needs `baseline` with another arm".to_owned());
+        }
+        if let Some(lacking) = self.lacks_keys(claim) {
+            return Some(lacking);
         }
         if claim.measure.is_over_lengths()
             && let Some(lacking) = self.lacks_lengths(claim)

@@ -39,7 +39,13 @@ pub fn export(out: &Path, folder: &Path) -> Result<usize> {
     for run in &manifest.runs {
         // an export already has the paths of texts relative to the folder of the reproduction
         let trained_in = unpacked.is_none().then_some(out);
-        runs += usize::from(keep(&from.join(&run.folder), trained_in, &kept.path().join(&run.folder))?);
+        let (run_folder, kept_folder) = (from.join(&run.folder), kept.path().join(&run.folder));
+        // pages need the plans of runs that choose key tokens
+        if keep(&run_folder, trained_in, &kept_folder)? {
+            runs += 1;
+        } else if manifest.evaluators(&run.corpus).any(|folder| folder == run.folder) {
+            keep_records(&run_folder, trained_in, &kept_folder)?;
+        }
     }
     pack(&manifest, kept.path(), folder)?;
     kerple_run::write_json(&folder.join(kerple_run::MANIFEST_FILE), &manifest)?;
@@ -61,6 +67,10 @@ fn keep(run: &Path, trained_in: Option<&Path>, to: &Path) -> Result<bool> {
     if look(&run.join(EVALUATION_FILE))?.is_none() && look(&run.join(PROBES_FILE))?.is_none() {
         return Ok(false);
     }
+    keep_records(run, trained_in, to).map(|()| true)
+}
+
+fn keep_records(run: &Path, trained_in: Option<&Path>, to: &Path) -> Result<()> {
     std::fs::create_dir_all(to).map_err(Error::io_while("creating", to))?;
     if let Some(mut plan) = RunFolder::new(run).plan()? {
         if let Some(out) = trained_in {
@@ -92,7 +102,7 @@ fn keep(run: &Path, trained_in: Option<&Path>, to: &Path) -> Result<bool> {
             kerple_run::write_dense_json(&to.join(name), &all)?;
         }
     }
-    Ok(true)
+    Ok(())
 }
 
 fn evaluated(mut rows: Vec<Value>) -> Vec<Value> {

@@ -1,3 +1,5 @@
+mod key_tokens;
+
 use super::*;
 use kerple_burn::plan::{FeatureKind, InitKind};
 use kerple_data::tasks::TaskConfig;
@@ -387,6 +389,37 @@ fn runs_are_evaluated_on_another_task() {
         "{:?}",
         verified.problems
     );
+}
+
+#[test]
+fn reaches_of_several_tasks_are_one_figure() {
+    let folder = tempfile::tempdir().unwrap();
+    let two = FEWER_PAIRS
+        .replace(
+            "[evaluation.answers]",
+            "[[corpus]]\nname = \"flip\"\ntitle = \"Flip-flop\"\ntask = \"flipflop\"\n[evaluation.answers]",
+        )
+        .replace("evaluate = [\"answers\", \"fewer\"]", "evaluate = [\"answers\"]");
+    let experiment = Experiment::parse(&two, "here.toml").unwrap();
+    let reproduction = Reproduction {
+        paper: "length".to_owned(),
+        scale: "smoke".to_owned(),
+        planned: planned(&experiment, &[]),
+        experiment,
+        data: None,
+        out: folder.path().to_owned(),
+        only: Vec::new(),
+        runtime: Runtime::cpu(None),
+    };
+    reproduction.write_manifest().unwrap();
+    assert!(reproduction.run(Shard::WHOLE, &AtomicBool::new(false), &mut |_| ()).unwrap());
+    crate::pages::write(folder.path(), &[], &[]).unwrap();
+    let figure = std::fs::read_to_string(folder.path().join("paper/figures/reach.svg")).unwrap();
+    for part in [">Associative recall<", ">Flip-flop<", ">ALiBi<", "trained at 24"] {
+        assert!(figure.contains(part), "{part}: {figure}");
+    }
+    let page = std::fs::read_to_string(folder.path().join("paper/report.md")).unwrap();
+    assert!(page.contains("figures/reach.svg"), "{page}");
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! The relative biases of T5 and its relatives, and of Inkling, from a folder of transformers.
 //!
 //! `relative_attention_bias [buckets, heads]` has a value per bucket of distances, so a bucket counts once. Encoders have
-//! buckets for keys before and after the query: two curves.
+//! buckets for keys before and after the query: two curves. A decoder's are those of its heads in a layer, or in all layers where only the
+//! first has a table.
 
 use super::profiles::{self, LayerProfiles, PROFILES};
 use super::tensors::{NumberTensor, numbers};
@@ -11,18 +12,25 @@ use kerple_core::encoding::t5::bucket;
 use kerple_lm::tensors::TensorFile;
 use kerple_run::{Error, Result};
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::path::Path;
 
 /// Most bytes of a `config.json`.
 const MAX_CONFIG: u64 = 16 << 20;
 /// Furthest distance that shares the last bucket.
 const MAX_FURTHEST: u64 = 1 << 20;
+/// Most layers that may share a table.
+const MAX_LAYERS: u64 = 1 << 16;
 /// How a tensor of buckets is called, without its layer.
 const BUCKETS: &str = "relative_attention_bias.weight";
 /// How tables over the plane are called.
 const PLANE: &str = "relative_position_bias_table";
 
-pub(super) fn read(folder: &Path, options: &ReadOptions) -> Result<(Vec<RawCurve>, Vec<String>)> {
+pub(super) fn read(
+    folder: &Path,
+    options: &ReadOptions,
+    sharing: &mut Vec<Vec<usize>>,
+) -> Result<(Vec<RawCurve>, Vec<String>)> {
     let config = folder.join("config.json");
     if !kerple_run::files::is_there(&config).map_err(Error::io(&config, "look for"))? {
         let hint = "give a run folder (with plan.json) or a folder of transformers (with config.json)";
@@ -72,12 +80,25 @@ pub(super) fn read(folder: &Path, options: &ReadOptions) -> Result<(Vec<RawCurve
         let what = format!("a model {kind} without a tensor `{BUCKETS}` or `{PROFILES}`");
         return Err(refused(folder, what, "give a model of the T5 family or of Inkling, or export its curves as CSV"));
     }
-    Ok((curves, Vec::new()))
+    let decoders: BTreeSet<usize> = curves.iter().filter_map(|curve| curve.place).map(|(layer, _)| layer).collect();
+    let count = [&keys["num_decoder_layers"], &keys["num_layers"]].into_iter().find_map(Value::as_u64);
+    // a table in the first layer alone is that of all layers
+    if let (1, Some(0), Some(count @ 1..=MAX_LAYERS)) = (decoders.len(), decoders.first(), count) {
+        sharing.push((0..count as usize).collect());
+    }
+    let has_encoder = curves.iter().any(|curve| curve.place.is_none());
+    let note = "the encoder has a curve for each direction, and a kernel of a run one for both, so no keys of a run file \
+                start from it";
+    Ok((curves, has_encoder.then(|| note.to_owned()).into_iter().collect()))
 }
 
 /// The number after `layers` in the name of a tensor.
 fn layer_number(name: &str) -> Option<usize> {
-    let mut parts = name.split('.').skip_while(|part| *part != "layers");
+    number_after(name, "layers")
+}
+
+fn number_after(name: &str, word: &str) -> Option<usize> {
+    let mut parts = name.split('.').skip_while(|part| *part != word);
     parts.nth(1)?.parse().ok()
 }
 
@@ -139,7 +160,7 @@ fn bucket_curves(file: &TensorFile, name: &str, config: &Path, keys: &Value) -> 
             values: used.iter().map(|row| Some(values[row * heads + head])).collect(),
             weights: None,
             precision,
-            place: None,
+            place: is_causal.then(|| (number_after(name, "block").unwrap_or(0), head)),
         }));
     }
     Ok(curves)

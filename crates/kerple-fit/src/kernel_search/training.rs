@@ -221,8 +221,9 @@ impl TrainingMeasure<'_> {
             seed: self.config.seed,
             per_position: false,
             documents: None,
+            within: Default::default(),
         };
-        Ok(EvalSpec { request, split, task: None, window: None, rope_scaling: None })
+        Ok(EvalSpec { request, split, task: None, window: None, rope_scaling: None, evaluators: Vec::new() })
     }
 
     /// Why a run has no loss, where it diverged under this plan.

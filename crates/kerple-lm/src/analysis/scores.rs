@@ -11,7 +11,7 @@ use crate::sequences::EvalText;
 use burn::tensor::Tensor;
 use kerple_burn::forward_context::ForwardContext;
 use kerple_burn::ops::attention::AttentionScores;
-use kerple_run::{LayerScores, Provenance, ScoreSnapshot};
+use kerple_run::{LayerScores, Provenance, ScoreSnapshot, Within};
 
 /// Texts of each length.
 pub(super) const TEXTS: usize = 2;
@@ -47,6 +47,7 @@ pub(super) fn segments(text: &dyn EvalText, lengths: &[usize], seed: u64) -> Res
         seed,
         per_position: false,
         documents: None,
+        within: Within::Split,
     };
     request.segments(1, text.len(), &[])
 }

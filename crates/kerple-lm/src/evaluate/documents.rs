@@ -4,13 +4,13 @@
 use super::{Protocol, TextWindow};
 use crate::error::{Error, Result};
 use crate::sequences::EvalText;
-use kerple_run::{DocumentMask, OwnContextLoss};
+use kerple_run::{DocumentMask, OwnContextLoss, Within};
 
 /// Where documents begin in a split, and whether they attend to each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TextDocuments {
     /// Of documents with tokens, increasing; the first is 0.
-    starts: Vec<usize>,
+    pub(super) starts: Vec<usize>,
     mask: DocumentMask,
 }
 
@@ -38,7 +38,11 @@ pub(super) fn resolve(
 ///
 /// # Errors
 /// Any request.
-pub(super) fn check_task(requested: Option<DocumentMask>) -> Result<()> {
+pub(crate) fn check_task(requested: Option<DocumentMask>, within: Within) -> Result<()> {
+    if !within.is_split() {
+        let message = format!("within = \"{within}\" is for texts; sequences of tasks do not consist of documents");
+        return Err(Error::refused(message, "omit --within"));
+    }
     let Some(requested) = requested else { return Ok(()) };
     let message = format!("documents = \"{requested}\" is for texts; sequences of tasks do not consist of documents");
     Err(Error::refused(message, "omit --documents"))
@@ -140,9 +144,11 @@ mod tests {
         let expected = r#"documents = "separate" does not apply to rolling:9, which has one document per window"#;
         assert_eq!(error.to_string(), expected);
         assert_eq!(error.hint(), "omit --documents, or use another --protocol");
-        assert!(check_task(None).is_ok());
+        assert!(check_task(None, Within::Split).is_ok());
+        let error = check_task(None, Within::Document).unwrap_err().to_string();
+        assert!(error.starts_with(r#"within = "document" is for texts"#), "{error}");
         let expected = r#"documents = "joined" is for texts; sequences of tasks do not consist of documents"#;
-        assert_eq!(check_task(Some(joined)).unwrap_err().to_string(), expected);
+        assert_eq!(check_task(Some(joined), Within::Split).unwrap_err().to_string(), expected);
     }
 
     #[test]

@@ -110,6 +110,24 @@ impl KeyRule {
         full.iter().zip(truncated).enumerate().filter(is_key).map(|(at, _)| at).collect()
     }
 
+    /// Refuses segments that have no candidates, and runs that cannot choose key tokens for a run of `plan`.
+    ///
+    /// # Errors
+    /// Segments of at most [`KeyRule::context`] tokens; evaluators that are not independent of the run, or of another tokenizer or
+    /// text, by their names.
+    pub fn check(self, plan: &Plan, segment_len: usize, evaluators: &[&Plan]) -> Result<()> {
+        if segment_len <= self.context {
+            let message =
+                format!("segments of {segment_len} tokens have no token with more context than {}", self.context);
+            return Err(Error::refused(message, "raise --segment-len, or lower the context of --protocol"));
+        }
+        if evaluators.is_empty() {
+            KeyRule::check_absent(Protocol::Key(self))?;
+        }
+        let mut numbered = evaluators.iter().enumerate();
+        numbered.try_for_each(|(at, evaluator)| check_evaluator(plan, evaluator, &evaluators[..at]))
+    }
+
     /// Refuses the protocol where no run chooses keys.
     ///
     /// # Errors
@@ -158,23 +176,33 @@ impl<T: EvalText> KeyTokenEval<T> {
             return Err(Error::refused(message, "omit --per-position, or use --protocol segments"));
         }
         let segment_len = text.segments.segment_len();
-        if segment_len <= rule.context {
-            let message =
-                format!("segments of {segment_len} tokens have no token with more context than {}", rule.context);
-            return Err(Error::refused(message, "raise --segment-len, or lower the context of --protocol"));
-        }
-        if evaluators.is_empty() {
-            KeyRule::check_absent(Protocol::Key(rule))?;
-        }
-        for (at, evaluator) in evaluators.iter().enumerate() {
-            check_evaluator(plan, evaluator, &evaluators[..at])?;
+        let plans: Vec<&Plan> = evaluators.iter().map(|evaluator| &evaluator.plan).collect();
+        rule.check(plan, segment_len, &plans)?;
+        for evaluator in &evaluators {
             decoder(&*evaluator.model).check_len(segment_len)?;
             evaluator.plan.check_evaluation_memory(segment_len, runtime.limit().as_ref())?;
             if !text.documents.mask().is_joined() {
                 evaluator.plan.check_separate_documents()?;
             }
         }
+        let text = text.chosen_by(evaluators.iter().map(|run| (run.plan.hash.clone(), run.state.step)).collect());
         Ok(KeyTokenEval { text, rule, evaluators, chosen: OnceCell::new() })
+    }
+
+    /// How many tokens are key, which the evaluators choose once; `None` when `tell` stops it.
+    ///
+    /// # Errors
+    /// Text that can no longer be read.
+    pub fn key_tokens(&self, ranks: &Ranks, tell: &mut dyn FnMut(usize, usize) -> bool) -> Result<Option<usize>> {
+        Ok(self.chosen(ranks, tell)?.map(|chosen| chosen.keys.iter().map(Vec::len).sum()))
+    }
+
+    fn chosen(&self, ranks: &Ranks, tell: &mut dyn FnMut(usize, usize) -> bool) -> Result<Option<&ChosenKeys>> {
+        if self.chosen.get().is_none() {
+            let Some(chosen) = self.choose(ranks, tell)? else { return Ok(None) };
+            self.chosen.get_or_init(|| chosen);
+        }
+        Ok(self.chosen.get())
     }
 
     /// The loss of every token of every segment by its place in it, NaN where the numbered windows do not score it; `None` when
@@ -240,29 +268,24 @@ impl<T: EvalText> KeyTokenEval<T> {
             });
         }
         let keys: Vec<Vec<usize>> = sums[0].iter().zip(&sums[1]).map(|(f, s)| self.rule.keys(f, s)).collect();
-        if keys.iter().all(Vec::is_empty) {
-            let message = format!("none of {candidates} tokens is a key token by the rule key:{}", self.rule);
-            return Err(Error::refused(message, "lower ALPHA or BETA, or evaluate more text with --n-segments"));
-        }
         Ok(Some(ChosenKeys { keys, candidates, evaluators }))
     }
 }
 
 /// Refuses a run that cannot choose key tokens for a run of `plan`.
-fn check_evaluator(plan: &Plan, evaluator: &Evaluator, before: &[Evaluator]) -> Result<()> {
-    let own = &evaluator.plan;
+fn check_evaluator(plan: &Plan, own: &Plan, before: &[&Plan]) -> Result<()> {
     let (name, info, others) = (format!("evaluator {}, seed {}", own.label, own.seed), &own.data_info, &plan.data_info);
     let short = |text: &str| text.chars().take(12).collect::<String>();
     let data = "use an evaluator that was trained on the data of the run";
     let differences = [("tokenizer", &info.tokenizer, &others.tokenizer), ("text", &info.content, &others.content)];
-    if own.data.task.is_some() || evaluator.model.decoder().is_none() {
+    if own.data.task.is_some() {
         return Err(Error::refused(format!("{name}: the run was trained on a task"), data));
     }
     if let Some((what, found, expected)) = differences.into_iter().find(|(_, found, expected)| found != expected) {
         let message = format!("{name}: its {what} is {}, that of the run {}", short(found), short(expected));
         return Err(Error::refused(message, data));
     }
-    if before.iter().any(|other| other.plan.hash == own.hash) {
+    if before.iter().any(|other| other.hash == own.hash) {
         return Err(Error::refused(format!("{name}: the run was given twice"), "give each evaluator once"));
     }
     // its own key tokens are those that it happens to predict well
@@ -283,8 +306,7 @@ impl<T: EvalText> EvalData for KeyTokenEval<T> {
     }
 
     fn key(&self, encoding: &Encoding, length: usize, step: u64) -> EvaluationKey {
-        let evaluators = self.evaluators.iter().map(|run| (run.plan.hash.clone(), run.state.step)).collect();
-        EvaluationKey { evaluators, ..self.text.key(encoding, length, step) }
+        self.text.key(encoding, length, step)
     }
 
     fn check(&self, plan: &Plan, model: &dyn Model) -> Result<()> {
@@ -302,11 +324,11 @@ impl<T: EvalText> EvalData for KeyTokenEval<T> {
         length: usize,
         tell: &mut dyn FnMut(usize, usize) -> bool,
     ) -> Result<Option<EvalResult>> {
-        if self.chosen.get().is_none() {
-            let Some(chosen) = self.choose(ranks, tell)? else { return Ok(None) };
-            self.chosen.get_or_init(|| chosen);
+        let Some(ChosenKeys { keys, candidates, evaluators }) = self.chosen(ranks, tell)? else { return Ok(None) };
+        if keys.iter().all(Vec::is_empty) {
+            let message = format!("none of {candidates} tokens is a key token by the rule key:{}", self.rule);
+            return Err(Error::refused(message, "lower ALPHA or BETA, or evaluate more text with --n-segments"));
         }
-        let ChosenKeys { keys, candidates, evaluators } = self.chosen.get().expect("they were chosen");
         let (text, segments) = (&self.text.text, &self.text.segments);
         let (starts, all) = (segments.starts(text.len()), segments.windows(length, text.len()));
         let each = all.len() / starts.len();

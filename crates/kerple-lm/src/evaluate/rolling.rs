@@ -41,7 +41,8 @@ pub(super) fn segments(request: &EvalRequest, text: &dyn EvalText) -> Result<Sco
         let message = format!("{} needs documents of text, the {} split has none", request.protocol, text.split());
         return Err(Error::refused(message, "choose another protocol"));
     }
-    Ok(ScoredSegments { protocol: request.protocol, segment_len: window, n_segments, seed: 0 })
+    let (protocol, within_documents) = (request.protocol, None);
+    Ok(ScoredSegments { protocol, segment_len: window, n_segments, seed: 0, within_documents })
 }
 
 /// The first documents of a split, without the tokens that end them.

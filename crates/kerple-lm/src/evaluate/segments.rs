@@ -18,7 +18,7 @@
 
 use super::{KeyRule, Protocol};
 use crate::error::{Error, Result};
-use kerple_run::{DocumentMask, ScoredText};
+use kerple_run::{DocumentMask, ScoredText, Within};
 
 /// A stretch of text to run the model on: inputs `start..start + len`, each scored on the token after it, from
 /// `score_from` on.
@@ -69,15 +69,19 @@ pub struct EvalRequest {
     pub per_position: bool,
     /// Whether documents attend to each other; `None`: as the run was trained.
     pub documents: Option<DocumentMask>,
+    /// Where segments are; other places than anywhere are chosen by [`EvalRequest::place`].
+    pub within: Within,
 }
 
 /// The text of an evaluation, the same at every length.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScoredSegments {
     pub(super) protocol: Protocol,
     pub(super) segment_len: usize,
     pub(super) n_segments: usize,
     pub(super) seed: u64,
+    /// Where they start, unless that is anywhere.
+    pub(super) within_documents: Option<Vec<usize>>,
 }
 
 /// The longest multiple of the training length that is evaluated when nothing else is said.
@@ -128,7 +132,8 @@ impl EvalRequest {
                 ));
             }
         }
-        Ok(ScoredSegments { protocol: self.protocol, segment_len, n_segments, seed: self.seed })
+        let (protocol, seed) = (self.protocol, self.seed);
+        Ok(ScoredSegments { protocol, segment_len, n_segments, seed, within_documents: None })
     }
 
     /// The longest length, after all were checked against the protocol.
@@ -205,13 +210,17 @@ impl ScoredSegments {
 
     /// Where segments start in a split of `tokens` tokens.
     pub(super) fn starts(&self, tokens: usize) -> Vec<usize> {
-        kerple_data::random_segments(tokens, self.segment_len, self.n_segments, self.seed).to_vec()
+        match &self.within_documents {
+            Some(starts) => starts.clone(),
+            None => kerple_data::random_segments(tokens, self.segment_len, self.n_segments, self.seed).to_vec(),
+        }
     }
 
     /// The description of the text in a row, for a split whose tokens have this checksum.
     pub fn scored(&self, checksum: &str) -> ScoredText {
         let (segment_len, n_segments) = (self.segment_len as u64, self.n_segments as u64);
-        ScoredText { checksum: checksum.to_owned(), segment_len, n_segments, seed: self.seed }
+        let within = if self.within_documents.is_some() { Within::Document } else { Within::Split };
+        ScoredText { checksum: checksum.to_owned(), segment_len, n_segments, seed: self.seed, within }
     }
 
     /// The windows that read the text at one length, at most that of a segment, in a split of `tokens` tokens; none of documents.
@@ -257,7 +266,8 @@ mod tests {
 
     fn request(protocol: Protocol, lengths: &[usize], n_segments: SegmentCount) -> EvalRequest {
         let (lengths, documents) = (lengths.to_vec(), None);
-        EvalRequest { lengths, protocol, n_segments, segment_len: None, seed: 3, per_position: false, documents }
+        let (per_position, within) = (false, Within::Split);
+        EvalRequest { lengths, protocol, n_segments, segment_len: None, seed: 3, per_position, documents, within }
     }
 
     fn scored(windows: &[TextWindow]) -> Vec<usize> {

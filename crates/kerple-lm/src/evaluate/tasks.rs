@@ -11,7 +11,7 @@ use crate::tasks::TaskSource;
 use kerple_core::encoding::Encoding;
 use kerple_data::Split;
 use kerple_data::tasks::{AnswerUnit, TaskConfig, TaskInfo};
-use kerple_run::{ANSWERS, DocumentMask, ScoredText, TaskScore, WholeAnswers};
+use kerple_run::{ANSWERS, DocumentMask, ScoredText, TaskScore, WholeAnswers, Within};
 use serde::{Deserialize, Serialize};
 
 /// What is evaluated of a task.
@@ -112,8 +112,13 @@ impl EvalData for TaskEval<'_> {
 
     fn key(&self, encoding: &Encoding, length: usize, step: u64) -> EvaluationKey {
         let TaskEvalRequest { examples, seed, split, .. } = self.request;
-        let text =
-            ScoredText { checksum: self.checksum.clone(), segment_len: length as u64, n_segments: examples, seed };
+        let text = ScoredText {
+            checksum: self.checksum.clone(),
+            segment_len: length as u64,
+            n_segments: examples,
+            seed,
+            within: Within::Split,
+        };
         EvaluationKey::new(
             (text, split.name()),
             (ANSWERS.to_owned(), None, DocumentMask::Joined),

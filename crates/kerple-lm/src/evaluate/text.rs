@@ -1,7 +1,7 @@
 //! Evaluation on a text: the losses of windows by a decoder.
 
 use super::documents::{self, OwnContextSums, TextDocuments};
-use super::{EvalData, EvalRequest, EvalResult, EvaluationKey, Protocol, ScoredSegments, TextWindow, rolling};
+use super::{EvalData, EvalRequest, EvalResult, EvaluationKey, KeyRule, Protocol, ScoredSegments, TextWindow, rolling};
 use crate::architecture::Model;
 use crate::error::{Error, Result};
 use crate::memory_estimate::TOKENS_AT_ONCE;
@@ -13,7 +13,7 @@ use crate::run::SpecialTokens;
 use crate::sequences::EvalText;
 use kerple_burn::forward_context::ForwardContext;
 use kerple_core::encoding::Encoding;
-use kerple_run::{DocumentMask, EvaluationRow, Rolled};
+use kerple_run::{DocumentMask, EvaluationRow, Rolled, Within};
 use std::ops::Range;
 
 /// Losses of a set of windows.
@@ -138,6 +138,7 @@ pub fn earlier_segments(rows: &[EvaluationRow], text: &dyn EvalText, protocol: P
     let (checksum, protocol) = (text.checksum(), protocol.to_string());
     let of = |row: &EvaluationRow| {
         let same = (&row.text.checksum, row.split.as_str(), &row.protocol) == (&checksum, text.split(), &protocol);
+        let same = same && row.text.within.is_split();
         same.then_some((row.text.segment_len, row.text.n_segments))
     };
     rows.iter().filter_map(of).collect()
@@ -151,6 +152,8 @@ pub struct TextEval<T> {
     pub(super) segments: ScoredSegments,
     special: SpecialTokens,
     pub(super) documents: TextDocuments,
+    /// Plans and steps of the runs that choose key tokens.
+    evaluators: Vec<(String, u64)>,
 }
 
 impl<T: EvalText> TextEval<T> {
@@ -169,15 +172,23 @@ impl<T: EvalText> TextEval<T> {
         let earlier: Vec<EvaluationRow> = known.iter().filter(of_seed).cloned().collect();
         let earlier = earlier_segments(&earlier, &text, request.protocol);
         let segments = match request.protocol {
-            Protocol::Rolling(_) => rolling::segments(&request, &text)?,
-            _ => request.segments(plan.train_len, text.len(), &earlier)?,
+            Protocol::Rolling(_) if request.within.is_split() => rolling::segments(&request, &text)?,
+            _ => request.place(plan.train_len, &text, &earlier)?,
         };
         let mask = documents::resolve(request.documents, request.protocol, plan.data.documents)?;
         if !mask.is_joined() {
             plan.check_separate_documents()?;
         }
         let documents = TextDocuments::of(&text, mask);
-        Ok(TextEval { checksum: text.checksum(), text, request, segments, special: special.clone(), documents })
+        let (special, evaluators) = (special.clone(), Vec::new());
+        Ok(TextEval { checksum: text.checksum(), text, request, segments, special, documents, evaluators })
+    }
+
+    /// The same with the plans and steps of runs that choose key tokens, which identify its rows; [`KeyTokenEval`](super::KeyTokenEval)
+    /// scores it.
+    #[must_use]
+    pub fn chosen_by(self, evaluators: Vec<(String, u64)>) -> TextEval<T> {
+        TextEval { evaluators, ..self }
     }
 
     /// The token before each document, as rows record it, where the protocol takes documents.
@@ -230,7 +241,8 @@ impl<T: EvalText> EvalData for TextEval<T> {
         let (text, protocol) = (self.segments.scored(&self.checksum), self.request.protocol.to_string());
         let start = self.start().filter(|start| start != kerple_run::END_OF_DOCUMENT);
         let how = (protocol, start, self.documents.mask());
-        EvaluationKey::new((text, self.text.split()), how, encoding, length, step)
+        let key = EvaluationKey::new((text, self.text.split()), how, encoding, length, step);
+        EvaluationKey { evaluators: self.evaluators.clone(), ..key }
     }
 
     fn check(&self, _plan: &Plan, model: &dyn Model) -> Result<()> {
@@ -252,6 +264,7 @@ impl<T: EvalText> EvalData for TextEval<T> {
         length: usize,
         tell: &mut dyn FnMut(usize, usize) -> bool,
     ) -> Result<Option<EvalResult>> {
+        KeyRule::check_absent(self.request.protocol)?;
         let documents = self.whole_documents()?;
         let windows = match self.text.tokenizer() {
             Some(known) if !documents.is_empty() => rolling::windows(&documents, length, self.special.start(known)),
@@ -291,6 +304,10 @@ impl<T: EvalText> EvalData for TextEval<T> {
 
     fn words(&self) -> Vec<String> {
         let (protocol, segments, split) = (self.request.protocol, &self.segments, self.text.split());
+        let within = match self.request.within {
+            Within::Split => "",
+            Within::Document => ", where scored tokens have as many tokens of their own document before them",
+        };
         let text = match protocol {
             Protocol::Rolling(_) => format!(
                 "text: {} documents of the {split} split, each after {}",
@@ -298,7 +315,7 @@ impl<T: EvalText> EvalData for TextEval<T> {
                 self.start().unwrap_or_default()
             ),
             _ => format!(
-                "text: {} segments of {} tokens of the {split} split",
+                "text: {} segments of {} tokens of the {split} split{within}",
                 segments.n_segments(),
                 segments.segment_len()
             ),

@@ -1,6 +1,6 @@
 //! Tables and figures of right answers.
 
-use super::reach::{MEANING, pairs_grid, reach_figure, reach_grid};
+use super::reach::{MEANING, pairs_grid, reach_grid};
 use super::{Cell, Figure, FigurePart, Grid, Row, Section};
 use crate::format::{count, probability};
 use crate::plot::{Axis, Legend, Plot, Point, Series};
@@ -97,7 +97,6 @@ fn in_words(test: &AnswerTest) -> String {
 /// Accuracy by length, and by depth at the longest length.
 pub(super) fn figures(results: &Results, table: &AnswerTable, index: usize) -> Vec<Figure> {
     let mut figures = vec![by_length(results, table, index)];
-    figures.extend(reach_figure(results, table, index));
     figures.extend(by_depth(results, table, index));
     figures
 }

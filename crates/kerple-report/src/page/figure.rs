@@ -10,6 +10,8 @@ pub enum Section {
     Table(usize),
     /// Beside the table of answers of this number.
     Answers(usize),
+    /// Over all tables of answers.
+    Suite,
     /// Among losses by position.
     Positions,
     /// Among learned kernels.

@@ -1,9 +1,8 @@
 //! Tables of how far encodings answer.
 
 use super::answers::percent;
-use super::{Cell, Figure, Grid, Row, Section};
+use super::{Cell, Grid, Row};
 use crate::format::{count, probability};
-use crate::plot::{Axis, Legend, Plot, Series};
 use crate::results::{AnswerReach, AnswerTable, Results, name_text};
 use crate::statistics::reach::threshold;
 use crate::statistics::ruler::{RulerSummary, THRESHOLD};
@@ -63,7 +62,7 @@ pub(super) const MEANING: &str = "The reach is the median over runs, with its 95
      length have not learned the task. They stay in the interval; with fewer than three others there is none. The mean is over octaves \
      from the training length on, with 0 for guessing and 100 for no error. Of all pairs, the mean of the row less that of the column \
      stands below the diagonal, and above it p of a paired two-sided t-test over common seeds, after Holm's correction for all tests \
-     of the table.";
+     of the table. Ranks are by the mean; encodings with a common letter do not differ significantly.";
 
 /// The reach of each encoding; nothing where no length exceeds the training length.
 pub(super) fn reach_grid(results: &Results, table: &AnswerTable) -> Option<Grid> {
@@ -97,53 +96,19 @@ pub(super) fn reach_grid(results: &Results, table: &AnswerTable) -> Option<Grid>
     })
 }
 
-/// Each encoding's reach with its interval over lengths, an encoding a row.
-pub(super) fn reach_figure(results: &Results, table: &AnswerTable, index: usize) -> Option<Figure> {
-    let (lengths, rows) = (table.lengths(), table.reaches.len());
-    let (first, last) = (*lengths.first()? as f64, *lengths.last()? as f64);
-    // what has no end goes on to the frame
-    let (low, high) = (first / 2.0, 2.0 * last);
-    let line = |(row, reach): (usize, &AnswerReach)| {
-        let height = (rows - row) as f64;
-        let ends = [reach.tokens_low, reach.tokens, reach.tokens_high].into_iter().flatten();
-        let points = ends.map(|tokens| (tokens.clamp(low, high), height));
-        let name = format!("{}, {}", name_text(reach.name()), reach_text(reach, &lengths));
-        let dash = usize::from(reach.window.is_some());
-        Series { markers: true, dash, ..Series::line(name, results.place(&reach.encoding), points) }
-    };
-    let series: Vec<Series> = table.reaches.iter().enumerate().map(line).collect();
-    let title = format!("Reach: {}", table.title);
-    let plot = Plot {
-        title: title.clone(),
-        description: format!("Up to which length encodings answer, from {} to {} tokens.", count(lengths[0]), last),
-        x: Axis::log("tokens of a sequence", low, high),
-        y: Axis::linear("encoding", 0.0, rows as f64 + 1.0),
-        series,
-        rule: Some((table.train_len as f64, "trained".into())),
-        legend: Legend::Ends,
-        titled: false,
-    };
-    (rows > 0).then(|| Figure {
-        id: format!("answers-{index}-reach"),
-        section: Section::Answers(index),
-        title,
-        caption: format!(
-            "The middle point is the median reach over runs, the ends its 95 % interval: up to which length {} % are right \
-             (guessing: {} %). A line up to the frame has no end there; a point alone has no interval.",
-            percent(threshold(table.chance)),
-            percent(table.chance)
-        ),
-        plots: vec![plot],
-    })
+/// The tables of several tasks, one per task so that a mean over tasks counts each once; none where there are fewer than two, or
+/// several of one task.
+pub(super) fn suite_tables(results: &Results) -> Vec<&AnswerTable> {
+    let split = |table: &&AnswerTable| table.split == "test" && !table.reaches.is_empty();
+    let tables: Vec<&AnswerTable> = results.answers.iter().filter(split).collect();
+    let contents: BTreeSet<(&str, &str)> = tables.iter().map(|table| (&*table.task, &*table.text)).collect();
+    if tables.len() < 2 || contents.len() != tables.len() { Vec::new() } else { tables }
 }
 
 /// Tables over several tasks of runs that are trained alike: the reach of each task, and what RULER's table has.
 pub(super) fn suite_grids(results: &Results) -> Vec<Grid> {
-    let split = |table: &&AnswerTable| table.split == "test" && !table.reaches.is_empty();
-    let tables: Vec<&AnswerTable> = results.answers.iter().filter(split).collect();
-    // one table per task, so that a mean over tasks counts each once
-    let contents: BTreeSet<(&str, &str)> = tables.iter().map(|table| (&*table.task, &*table.text)).collect();
-    if tables.len() < 2 || contents.len() != tables.len() {
+    let tables = suite_tables(results);
+    if tables.is_empty() {
         return Vec::new();
     }
     // a task with several keys has its settings in its name
@@ -236,13 +201,19 @@ pub(super) fn pairs_grid(results: &Results, table: &AnswerTable) -> Option<Grid>
     let rows = table.reaches.iter().enumerate().map(|(row, reach)| Row {
         name: name_text(reach.name()),
         colour: Some(results.place(&reach.encoding)),
-        cells: (0..table.reaches.len()).map(|column| cell(row, column)).collect(),
+        cells: (0..table.reaches.len())
+            .map(|column| cell(row, column))
+            .chain([Cell::from(reach.rank.to_string()), Cell::from(reach.letters.clone())])
+            .collect(),
     });
     let names = table.reaches.iter().map(|reach| name_text(reach.name()));
     let apart = table.pairs.iter().filter(|pair| pair.is_significant()).count();
     Some(Grid {
         caption: format!("All pairs: {apart} of {tested} differences are significant"),
-        head: std::iter::once("encoding".to_owned()).chain(names).collect(),
+        head: std::iter::once("encoding".to_owned())
+            .chain(names)
+            .chain(["rank", "not distinguished"].map(str::to_owned))
+            .collect(),
         rows: rows.collect(),
     })
 }
@@ -264,6 +235,9 @@ mod tests {
                 tokens_high: ends.map(|[_, high]| high),
                 seeds: Vec::new(),
                 beyond: 0.5,
+                rank: 1,
+                letters: "a".to_owned(),
+                mean_curve: None,
             };
             reach_words(&reach, &[64, 128, 512], 64)
         };

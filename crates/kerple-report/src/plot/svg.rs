@@ -5,11 +5,11 @@ use std::fmt::Write;
 use super::{DASHES, Legend, Plot, Point, Series, Tick, standalone};
 
 /// Colours and marker shapes there are.
-const COLOURS: usize = 8;
+pub(super) const COLOURS: usize = 8;
 /// Width of an average character of the 12-pixel font, a little more than most.
 const CHARACTER: f64 = 6.6;
 /// Height of a line of text.
-const LINE: f64 = 15.0;
+pub(super) const LINE: f64 = 15.0;
 /// Below this width names go above the plot instead of beside the lines.
 const WIDE: f64 = 560.0;
 
@@ -329,13 +329,18 @@ fn spread(wanted: &[f64], gap: f64, limit: f64) -> Vec<f64> {
 
 /// The dashes of a line; colours that come a second time have some.
 fn dash(series: &Series) -> String {
-    let number = if series.dash == 0 { series.colour / COLOURS } else { series.dash };
+    dash_of(series.colour, series.dash)
+}
+
+/// The dashes of a colour, which has some where it comes a second time, or where they are asked for.
+pub(super) fn dash_of(colour: usize, dash: usize) -> String {
+    let number = if dash == 0 { colour / COLOURS } else { dash };
     let pattern = number.checked_sub(1).map(|number| DASHES[number % DASHES.len()]);
     pattern.map_or_else(String::new, |pattern| format!(r#" stroke-dasharray="{pattern}""#))
 }
 
 /// Outline of the marker of a colour, about eight pixels across.
-fn marker(colour: usize, x: f64, y: f64) -> String {
+pub(super) fn marker(colour: usize, x: f64, y: f64) -> String {
     match colour % 5 {
         0 => format!("M{:.1} {y:.1}a4 4 0 1 0 8 0a4 4 0 1 0 -8 0z", x - 4.0),
         1 => format!("M{:.1} {:.1}h7.4v7.4h-7.4z", x - 3.7, y - 3.7),
@@ -350,7 +355,7 @@ fn tooltip(series: &Series, point: &Point) -> String {
     escape(&format!("{}, {}: {:.3}{spread}", series.name, point.x, point.y))
 }
 
-fn text_width(text: &str) -> f64 {
+pub(super) fn text_width(text: &str) -> f64 {
     CHARACTER * text.chars().count() as f64
 }
 

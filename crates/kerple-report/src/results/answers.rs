@@ -365,10 +365,12 @@ fn table(
         eval_len: *length,
         accuracy: by_part(all),
     });
-    let reaches: Vec<AnswerReach> = curves
+    let mut reaches: Vec<AnswerReach> = curves
         .iter()
         .filter_map(|((_, name, window), seeds)| AnswerReach::of((name, *window), seeds, ends, answers.chance))
         .collect();
+    let pairs = reach::pairs(&reaches);
+    reach::rank(&mut reaches, &pairs);
     let title = groups.iter().find(|known| known.id == group).map_or("", |group| &group.title);
     let title = if title.is_empty() { task.clone() } else { format!("{task}, {title}") } + sequences;
     AnswerTable {
@@ -386,7 +388,7 @@ fn table(
         means,
         depths: depths.collect(),
         shortcut: shortcut(rows),
-        pairs: reach::pairs(&reaches),
+        pairs,
         reaches,
         scores,
         task,

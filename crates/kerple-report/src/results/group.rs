@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::key_tokens;
 use crate::conditions::{Conditions, Differences};
 use crate::run::Run;
-use kerple_run::{DocumentMask, EvaluationRow, Numerics, protocol_meaning};
+use kerple_run::{DocumentMask, EvaluationRow, Numerics, Within, protocol_meaning};
 
 /// Runs that were trained under the same conditions, whatever their encoding and seed.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -77,6 +77,8 @@ pub struct Setting {
     pub text_segment_len: u64,
     /// Segments of the text.
     pub text_n_segments: u64,
+    /// Where they are.
+    pub text_within: Within,
     /// What the segments were drawn with; absent where it is each run's own seed, or nothing was drawn.
     pub text_seed: Option<u64>,
     /// What products of matrices multiplied; `f32` also of rows of older versions, which had nothing else and do not record it.
@@ -107,6 +109,7 @@ impl Setting {
             text: text.checksum.clone(),
             text_segment_len: text.segment_len,
             text_n_segments: text.n_segments,
+            text_within: text.within,
             text_seed: None,
             precision: precision.to_owned(),
             device: device.to_owned(),
@@ -136,7 +139,13 @@ impl Setting {
             }
         };
         let evaluators = self.evaluators.as_ref().map_or(String::new(), |runs| format!(" Evaluators: {runs}."));
-        format!("{}{documents}{evaluators} {text}", protocol_meaning(&self.protocol))
+        let own = match self.text_within {
+            Within::Split => String::new(),
+            Within::Document => {
+                format!(" Every scored token has at least {span} tokens of its own document before it.")
+            }
+        };
+        format!("{}{documents}{evaluators} {text}{own}", protocol_meaning(&self.protocol))
     }
 }
 
@@ -266,6 +275,9 @@ fn text_title(setting: &Setting, alike: &[&Setting]) -> String {
     let mut title = String::new();
     if differs(&|other| other.evaluators == setting.evaluators) {
         title += &format!(", key tokens of {}", setting.evaluators.as_deref().unwrap_or("no run"));
+    }
+    if differs(&|other| other.text_within == setting.text_within) {
+        title += &format!(", within the {}", setting.text_within);
     }
     if differs(&|other| other.text == setting.text) {
         title += &format!(", text {}", setting.text.chars().take(8).collect::<String>());

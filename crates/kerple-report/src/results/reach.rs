@@ -3,7 +3,8 @@
 use super::answers::AccuracyByLength;
 use super::number;
 use super::table::RowName;
-use crate::statistics::reach::{ModelReach, beyond, sign_flip_p, threshold};
+use crate::statistics::letters::letters;
+use crate::statistics::reach::{MeanCurveReach, ModelReach, beyond, sign_flip_p, threshold};
 use crate::statistics::{ALPHA, LEAST_PAIRS, holm, paired_t_test};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,6 +35,27 @@ pub struct AnswerReach {
     /// Mean over runs of the accuracy from the training length on, see [`beyond`].
     #[serde(with = "number")]
     pub beyond: f64,
+    /// Its place among the encodings of the table by this mean, from 1 on; equal means share one.
+    pub rank: usize,
+    /// Letters, of which two encodings share one exactly where the test of their means does not tell them apart.
+    pub letters: String,
+    /// The reach of the mean accuracies with its bootstrap, which is too narrow to be an interval of the reach; absent of more
+    /// than ten runs.
+    pub mean_curve: Option<MeanCurveTokens>,
+}
+
+/// The reach of the mean accuracies over runs, in tokens, see [`MeanCurveReach`].
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct MeanCurveTokens {
+    /// Where the means fall below the threshold.
+    #[serde(with = "number")]
+    pub tokens: f64,
+    /// The middle 95 % of the draws of runs with replacement begin here.
+    #[serde(with = "number")]
+    pub tokens_low: f64,
+    /// And end here.
+    #[serde(with = "number")]
+    pub tokens_high: f64,
 }
 
 /// How far one run answers.
@@ -118,6 +140,13 @@ impl AnswerReach {
             tokens_high: found.interval.map(|interval| interval.high.exp2()),
             beyond: of_seeds.iter().map(|seed| seed.beyond).sum::<f64>() / of_seeds.len() as f64,
             seeds: of_seeds,
+            rank: 1,
+            letters: String::new(),
+            mean_curve: MeanCurveReach::of(&octaves, &curves, threshold(chance)).map(|found| MeanCurveTokens {
+                tokens: found.point.exp2(),
+                tokens_low: found.low.exp2(),
+                tokens_high: found.high.exp2(),
+            }),
         })
     }
 
@@ -138,6 +167,21 @@ impl AnswerPair {
     /// Whether the two differ significantly.
     pub fn is_significant(&self) -> bool {
         self.p_holm.is_some_and(|p| p < ALPHA)
+    }
+}
+
+/// Ranks of the rows by their means, and the letters of those that the pairs do not tell apart.
+pub(super) fn rank(reaches: &mut [AnswerReach], pairs: &[AnswerPair]) {
+    let mut order: Vec<usize> = (0..reaches.len()).collect();
+    order.sort_by(|a, b| reaches[*b].beyond.total_cmp(&reaches[*a].beyond));
+    let places: BTreeMap<usize, usize> = order.iter().enumerate().map(|(place, row)| (*row, place)).collect();
+    let apart: Vec<[usize; 2]> =
+        pairs.iter().filter(|pair| pair.is_significant()).map(|pair| pair.rows.map(|row| places[&row])).collect();
+    let letters = letters(reaches.len(), &apart);
+    let means: Vec<f64> = reaches.iter().map(|reach| reach.beyond).collect();
+    for (row, letters) in order.into_iter().zip(letters) {
+        reaches[row].rank = 1 + means.iter().filter(|mean| **mean > means[row]).count();
+        reaches[row].letters = letters;
     }
 }
 

@@ -5,6 +5,10 @@
 //! censored. An interval that treated it as a number would be too narrow, so runs count by their *cells*, the lengths that
 //! their reach lies between.
 
+mod mean_curve;
+
+pub use mean_curve::MeanCurveReach;
+
 use super::LEAST_PAIRS;
 use statrs::distribution::{ContinuousCDF, StudentsT};
 use statrs::function::erf::erfc;

@@ -28,7 +28,13 @@ fn run(root: &Path, encoding: &str, seed: u64, accuracies: &[(u64, f64)], depths
             documents: kerple_run::DocumentMask::Joined,
             split: "test".to_owned(),
             step: 9,
-            text: ScoredText { checksum: "ab".to_owned(), segment_len: length, n_segments: 64, seed },
+            text: ScoredText {
+                checksum: "ab".to_owned(),
+                segment_len: length,
+                n_segments: 64,
+                seed,
+                within: Default::default(),
+            },
             n_windows: 64,
             tokens: 320,
             bytes: None,
@@ -132,6 +138,19 @@ fn several_tasks_have_tables_of_their_own() {
     ] {
         assert!(markdown.contains(row), "no `{row}` in:\n{markdown}");
     }
+    // one figure has both tasks, with a rule that skips each, and the median of what all have learned: of two alibis one has not
+    let figure = std::fs::read_to_string(root.path().join("report/figures/reach.svg")).unwrap();
+    for part in [
+        ">Passkey<",
+        ">Associative recall<",
+        ">Median of 1 tasks",
+        "trained at 40",
+        "class=\"dot f",
+        "class=\"hollow s",
+    ] {
+        assert!(figure.contains(part), "{part}: {figure}");
+    }
+    assert!(markdown.contains("figures/reach.svg") && markdown.contains("A hollow mark is not learned"), "{markdown}");
 }
 
 #[test]
@@ -247,6 +266,14 @@ fn reaches_have_intervals_and_all_pairs_are_tested_together() {
     assert_eq!((none.learned, none.tokens_low), (0, None), "{none:?}");
     let octaves = [0.2f64, 0.0, 0.0, 0.0].map(|right| right / 0.9);
     assert!((none.seeds[0].beyond - octaves[0] / 2.0 / 3.0).abs() < 1e-12, "{none:?}");
+
+    // ranks by the mean, each told apart from the others; the bootstrap of the means is a number for programs
+    let of = |name: &str| (reach(name).rank, reach(name).letters.as_str());
+    assert_eq!([of("alibi"), of("rotary"), of("none")], [(1, "a"), (2, "b"), (3, "c")]);
+    let means = alibi.mean_curve.unwrap();
+    assert!(means.tokens_low < means.tokens && means.tokens < means.tokens_high, "{means:?}");
+    let json = std::fs::read_to_string(root.path().join("report/report.json")).unwrap();
+    assert!(json.contains("\"mean_curve\"") && json.contains("\"letters\": \"b\""), "{json}");
 
     assert_eq!(table.pairs.len(), 3);
     for pair in &table.pairs {

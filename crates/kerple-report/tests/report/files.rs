@@ -94,8 +94,10 @@ fn csv_and_json_hold_the_same_numbers() {
                 let mut row = row.clone();
                 let setting = ["train_len", "split", "protocol", "documents", "evaluators", "group"];
                 let computed = ["precision", "device", "simd"];
-                for name in
-                    setting.iter().chain(&["text", "text_segment_len", "text_n_segments", "text_seed"]).chain(&computed)
+                for name in setting
+                    .iter()
+                    .chain(&["text", "text_segment_len", "text_n_segments", "text_within", "text_seed"])
+                    .chain(&computed)
                 {
                     row[name] = table[name].clone();
                 }

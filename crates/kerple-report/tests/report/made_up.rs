@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 /// What every row of one seed scores.
 pub fn text(seed: u64) -> ScoredText {
-    ScoredText { checksum: "c0ffee".into(), segment_len: 128, n_segments: 2, seed }
+    ScoredText { checksum: "c0ffee".into(), segment_len: 128, n_segments: 2, seed, within: Default::default() }
 }
 
 /// A run of 100 steps, trained at 64, with a perplexity per length.

@@ -11,7 +11,7 @@ use kerple_data::tasks::TaskConfig;
 use kerple_lm::evaluate::{self, EvalLength, EvalRequest, Protocol, SegmentCount};
 use kerple_lm::runtime::Runtime;
 use kerple_lm::sweep::Shard;
-use kerple_run::DocumentMask;
+use kerple_run::{DocumentMask, Within};
 use std::path::PathBuf;
 
 /// A run file and what differs from it.
@@ -51,6 +51,10 @@ pub struct EvaluationOptions {
     /// scored. By default as the run was trained; not for rolling, which has one document per window.
     #[arg(long)]
     pub documents: Option<DocumentMask>,
+    /// split, or document: with last:COUNT, segments are where each scored token has --segment-len
+    /// tokens of its own document before it. By default anywhere in the split.
+    #[arg(long)]
+    pub within: Option<Within>,
     /// Record the loss at every position.
     #[arg(long)]
     pub per_position: bool,
@@ -83,6 +87,7 @@ impl EvaluationOptions {
             seed,
             per_position: self.per_position,
             documents: self.documents,
+            within: self.within.unwrap_or_default(),
         })
     }
 }

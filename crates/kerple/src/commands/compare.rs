@@ -36,14 +36,18 @@ pub fn run(args: &CompareArgs, ranks: &Ranks) -> CommandResult {
     }
     let encodings = encodings(&args.encodings)?;
     let configs = match &args.tasks[..] {
-        [] => vec![(args.out.clone(), config)],
+        [] => vec![(args.out.clone(), args.out.join("runs"), config)],
         names => {
             let of_tasks = compare_tasks::configs(names, &config)?;
-            of_tasks.into_iter().map(|(name, config)| (args.out.join(name), config)).collect()
+            let folders = |(name, config)| {
+                let out = args.out.join(name);
+                (out.clone(), runs_of_task(out), config)
+            };
+            of_tasks.into_iter().map(folders).collect()
         }
     };
     let runtime = args.hardware.runtime_where(args.sharing.slurm.is_none())?.with_ranks(ranks.clone());
-    let comparison = |(out, config): (PathBuf, RunConfig)| -> Result<Comparison, CommandError> {
+    let comparison = |(out, runs, config): (PathBuf, PathBuf, RunConfig)| -> Result<Comparison, CommandError> {
         Ok(Comparison {
             encodings: encodings.clone(),
             layers: args.layers.clone(),
@@ -51,6 +55,7 @@ pub fn run(args: &CompareArgs, ranks: &Ranks) -> CommandResult {
             request: args.evaluation.request(config.train.train_len, config.seed, config.data.task.is_some())?,
             rope_scalings: args.rope_scaling.clone(),
             out,
+            runs,
             runtime: runtime.clone(),
             config,
         })
@@ -83,6 +88,12 @@ pub fn run(args: &CompareArgs, ranks: &Ranks) -> CommandResult {
         return Ok(());
     }
     write_and_print(std::slice::from_ref(&args.out), &args.out.join("report"), None, args.json).map(drop)
+}
+
+/// Where the runs of a task are: in its folder. A folder that an earlier version began has them one below, where they are resumed.
+fn runs_of_task(out: PathBuf) -> PathBuf {
+    let before = out.join("runs");
+    if before.is_dir() { before } else { out }
 }
 
 /// The encodings named on the command line; `@FILE` holds a TOML list `[[encoding]]`.

@@ -131,9 +131,11 @@ fn comparison(out: &Path, data: &Path) -> Comparison {
             seed: 0,
             per_position: true,
             documents: None,
+            within: Default::default(),
         },
         rope_scalings: Vec::new(),
         out: out.to_owned(),
+        runs: out.join("runs"),
         runtime: Runtime::cpu(Some(env!("KERPLE_COMMIT").to_owned())),
     }
 }

@@ -122,6 +122,7 @@ fn scored(args: &SearchArgs, config: &RunConfig) -> Result<EvalRequest, CommandE
         seed: config.seed,
         per_position: false,
         documents: None,
+        within: Default::default(),
     })
 }
 
@@ -223,6 +224,7 @@ fn cost(
         request: scored.clone(),
         rope_scalings: Vec::new(),
         out: args.out.clone(),
+        runs: args.out.join("runs"),
         runtime: runtime.clone(),
     };
     let Cost { step, evaluation } = Cost::measure(&trial, stop)?;

@@ -101,9 +101,11 @@ fn comparison(out: &Path, data: &Path, runtime: Runtime) -> Comparison {
             seed: 0,
             per_position: true,
             documents: None,
+            within: Default::default(),
         },
         rope_scalings: Vec::new(),
         out: out.to_owned(),
+        runs: out.join("runs"),
         runtime,
     }
 }
@@ -307,7 +309,7 @@ impl Cost {
         const STEPS: u64 = 24;
         let folder = trial_folder(&comparison.out);
         remove_trial(&comparison.out)?;
-        let mut trial = Comparison { seeds: 1, out: folder.clone(), ..comparison.clone() };
+        let mut trial = Comparison { seeds: 1, out: folder.clone(), runs: folder.join("runs"), ..comparison.clone() };
         trial.encodings.truncate(1);
         trial.config.train.steps = STEPS;
         let mut line = ProgressLine::new();

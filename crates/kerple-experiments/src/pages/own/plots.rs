@@ -87,7 +87,7 @@ impl EvaluatedSet<'_> {
 }
 
 /// Labels of all encodings: each has its colour in every plot.
-fn labels(all: &ReproductionFolder) -> Vec<&str> {
+pub(super) fn labels(all: &ReproductionFolder) -> Vec<&str> {
     let mut labels = Vec::new();
     for run in &all.manifest.runs {
         if !labels.contains(&run.label.as_str()) {

@@ -11,6 +11,7 @@ use crate::pages::values::SeedValues;
 use kerple_report::format::count;
 use kerple_report::page::{Cell, Grid, Row};
 use kerple_report::statistics::{self, mean};
+use kerple_run::Within;
 use std::collections::BTreeSet;
 
 /// Runs of a corpus and variant that are evaluated in the same way.
@@ -69,6 +70,14 @@ impl EvaluatedSet<'_> {
             Some(task) => format!("{documents}, tested on {task}"),
             None => documents,
         };
+        let documents = match self.facts.within {
+            Within::Split => documents,
+            Within::Document => {
+                format!("{documents}, tokens with {} of their own document before them", count(self.facts.span))
+            }
+        };
+        let evaluators = self.facts.evaluators.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+        let documents = if evaluators.is_empty() { documents } else { format!("{documents}, chosen by {evaluators}") };
         match self.facts.window {
             Some(window) => format!("{documents}, the last {window} keys in each layer"),
             None if differs(|facts| facts.window.is_some()) => format!("{documents}, all keys"),

@@ -1,0 +1,43 @@
+//! How far encodings answer the tasks of an experiment that has several: a figure for the usual runs and for every variant.
+
+use super::plots::labels;
+use crate::manifest::{own_content, runs_folder};
+use crate::pages::description::PageDescription;
+use crate::pages::names;
+use crate::pages::reader::{ReproductionFolder, VariantRuns};
+use kerple_report::page::{ReachFigure, Section, TaskHeading};
+use kerple_report::results::AnswerTable;
+
+/// The figures of variants with several tasks that were evaluated beyond the training length.
+pub(super) fn figures(all: &ReproductionFolder, page: &PageDescription) -> Vec<ReachFigure> {
+    let mut variants: Vec<&str> = Vec::new();
+    for run in &all.manifest.runs {
+        if !variants.contains(&run.variant.as_str()) {
+            variants.push(&run.variant);
+        }
+    }
+    variants.into_iter().filter_map(|variant| figure(all, page, variant)).collect()
+}
+
+fn figure(all: &ReproductionFolder, page: &PageDescription, variant: &str) -> Option<ReachFigure> {
+    let tasks = all.manifest.corpora.iter().filter(|corpus| corpus.is_task()).filter_map(|corpus| {
+        let table = all.groups.get(&runs_folder(&corpus.name, variant)).and_then(own_table)?;
+        Some(TaskHeading { name: corpus.title.clone(), table })
+    });
+    let tasks: Vec<TaskHeading> = tasks.collect();
+    let (names, labels) = (names::encodings(all, page), labels(all));
+    let naming = |label: &str| {
+        let name = names.get(label).map_or(label, String::as_str);
+        (name.to_owned(), labels.iter().position(|other| *other == label).unwrap_or(0))
+    };
+    let words = names::variant(page, &all.manifest.paper, variant);
+    let title = if words.is_empty() { "Reach".to_owned() } else { format!("Reach: {words}") };
+    let id = if variant.is_empty() { "reach".to_owned() } else { format!("reach-{variant}") };
+    (tasks.len() > 1).then(|| ReachFigure::of(&tasks, &naming, (Section::Suite, id, title)))
+}
+
+/// The table of the task that runs learned, where it has reaches.
+fn own_table(runs: &VariantRuns) -> Option<&AnswerTable> {
+    let content = runs.runs.iter().find_map(own_content)?;
+    runs.results.answers.iter().find(|table| table.text == content && !table.reaches.is_empty())
+}
