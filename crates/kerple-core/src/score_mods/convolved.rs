@@ -195,10 +195,11 @@ impl ConvolvedRow {
         let after = if closed { block.keys.saturating_sub(last).min(reach) } else { reach };
         let (hidden, wide) = (reach - before..reach + seen.len() + after, seen.len() + 2 * reach);
         let (direct, column) = match over.table() {
-            // the share of a key counts all keys up to the query's own
-            Some((table, _)) if !seen.is_empty() && block.distance(row, seen.end - 1) == 0 => {
+            Some((table, _)) if !seen.is_empty() => {
                 let column = table.column(block.distance(row, seen.start)) as usize;
-                ((2 * reach).next_multiple_of(L::COUNT).min(wide), column)
+                // a share counts all keys up to the query's own
+                let is_shared = block.distance(row, seen.end - 1) == 0;
+                (if is_shared { (2 * reach).next_multiple_of(L::COUNT).min(wide) } else { wide }, column)
             }
             _ => (wide, 0),
         };
