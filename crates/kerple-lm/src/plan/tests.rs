@@ -13,7 +13,9 @@ fn encodings() -> Vec<Encoding> {
         "kernel" => r#"{"kind":"kernel","bias":"log(b, a)"}"#.to_owned(),
         kind => format!(r#"{{"kind":"{kind}"}}"#),
     });
-    let scaled = SCALINGS.iter().map(|scaling| format!(r#"{{"kind":"rotary","scaling":"{scaling}"}}"#));
+    // of trained models only, and in no plan
+    let trained = SCALINGS.iter().filter(|scaling| **scaling != "self_extend");
+    let scaled = trained.map(|scaling| format!(r#"{{"kind":"rotary","scaling":"{scaling}"}}"#));
     let others = [
         r#"{"kind":"learned","positions":600,"window":7}"#,
         r#"{"kind":"rotary","pct":0.5,"scaling":{"kind":"yarn","factor":4,"original_len":64}}"#,
@@ -38,6 +40,13 @@ fn facts() -> DataInfo {
 fn config(encoding: Encoding, block: BlockConfig, layers: BTreeMap<String, LayerConfig>) -> RunConfig {
     let model = ModelConfig { n_layers: Some(3), block, layers, ..ModelConfig::default() };
     RunConfig { seed: 7, data: DataConfig::text("nowhere"), encoding, model, train: TrainConfig::default() }
+}
+
+#[test]
+fn a_plan_does_not_train_groups_of_positions() {
+    let encoding = serde_json::from_str(r#"{"kind":"rotary","scaling":"self_extend"}"#).unwrap();
+    let error = Plan::new(&config(encoding, BlockConfig::default(), BTreeMap::new()), facts()).unwrap_err().to_string();
+    assert!(error.contains("self_extend is for the evaluation of trained models only"), "{error}");
 }
 
 /// A plan's run file, as it is written, makes the plan again.
