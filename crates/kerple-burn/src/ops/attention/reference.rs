@@ -33,7 +33,7 @@ pub(crate) struct MaskedAfter {
     pub(crate) sums: Tensor<4>,
 }
 
-/// [`reference`] of selective attention after queries that have masked `before`, `[B, 1, 1, K]`.
+/// [`reference()`] of selective attention after queries that have masked `before`, `[B, 1, 1, K]`.
 pub(crate) fn selective_after(
     [q, k, v]: [Tensor<4>; 3],
     scoring: &Scoring,
