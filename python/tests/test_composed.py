@@ -108,13 +108,20 @@ def test_memory_does_not_grow_with_the_square():
         ("xpos", {"causal": False}, "causal = False: products that decay"),
         ("shaw", {"heads": 3}, "q: 3 heads of 4 features; the encoding has 2 heads of 4"),
         ("shaw", {"keys": 4}, "q: 5 queries exceed the 4 keys"),
+        ("fire", {"kv_heads": 3}, "k: 3 heads must divide the 2 heads of q"),
+        ("dape", {"values": 5}, "v: expected [B, G, K, D] = [1, 2, 5, 4], got shape (1, 2, 5, 5)"),
+        ("cope", {"sinks": torch.zeros(3)}, "sinks: expected [H] = [2]"),
+        ("fire", {"key_lengths": [1, 2]}, "key_lengths: expected [B] = [1]"),
+        ("fire", {"key_lengths": [[1, 2, 3, 4, 5]]}, "key_lengths: fire does not support intervals of keys per query"),
+        ("transformer_xl", {"scale": float("nan")}, "scale = NaN must be finite"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(kind, options, words):
     module, options = made(kind, {}, torch.float32), dict(options)
     heads, keys = options.pop("heads", 2), options.pop("keys", 5)
+    kv_heads, values = options.pop("kv_heads", heads), options.pop("values", 4)
     _gpu.DEVICES.add("cpu")
-    q, k = torch.randn(1, heads, 5, 4), torch.randn(1, heads, keys, 4)
+    q, k, v = torch.randn(1, heads, 5, 4), torch.randn(1, kv_heads, keys, 4), torch.randn(1, kv_heads, keys, values)
     with pytest.raises(ValueError) as caught:
-        module(q, k, k, **options)
+        module(q, k, v, **options)
     assert words in str(caught.value), str(caught.value)

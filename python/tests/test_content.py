@@ -251,6 +251,30 @@ def test_what_does_not_fit_is_refused_in_words(kind, options, error, words):
     assert words in str(caught.value), str(caught.value)
 
 
+def test_angles_turn_pairs_and_wrong_ones_are_refused_in_words():
+    q, k, v = (torch.randn(1, 2, 7, 4) for _ in range(3))
+    angles = random(1, 2, 7, 2).cumsum(2)
+    turn = torch.polar(torch.ones_like(angles), angles)
+    one, two = (torch.view_as_real(torch.complex(x[..., :2].double(), x[..., 2:].double()) * turn).transpose(-1, -2).flatten(-2) for x in (q, k))
+    want = attention(one, two, v.double())
+    torch.testing.assert_close(attention(q.double(), k.double(), v.double(), angles=angles), want)
+    halves = [x.to(torch.bfloat16) for x in (q, k, v)]
+    assert attention(*halves, angles=angles).dtype == torch.bfloat16
+    last = attention(q[:, :, 5:].double(), k.double(), v.double(), angles=angles)
+    torch.testing.assert_close(last, want[:, :, 5:])
+    for call, words in (
+        (lambda: attention(q, k, v, angles=angles.float()), "angles: is of torch.float32"),
+        (lambda: attention(q, k, v, angles=[0.0]), "angles: expected a torch.Tensor"),
+        (lambda: attention(q, k, v, angles=angles[:, :1]), "angles: expected [B, H, K, D/2] = [1, 2, 7, 2]"),
+        (lambda: attention(q, torch.cat([k, k[:, :1]], 1), torch.cat([v, v[:, :1]], 1), angles=angles), "k: 3 heads must divide the 2 heads of q"),
+        (lambda: attention(q[..., :3], k[..., :3], v, angles=angles[..., :1]), "q has 3 features per head"),
+        (lambda: attention(q, k[:, :, :5], v[:, :, :5], angles=angles[:, :, :5]), "7 queries exceed the 5 keys"),
+    ):  # fmt: skip
+        with pytest.raises((TypeError, ValueError)) as caught:
+            call()
+        assert words in str(caught.value), str(caught.value)
+
+
 def test_wrong_parts_are_refused_in_words():
     q, k, v, gates = made("decays")
     for value, words in (

@@ -185,6 +185,12 @@ def test_opcheck(kind, documents, path):
         (lambda: module("none")(*inputs(), gates=torch.ones(2, 2, 300)), "gates: 1 is out of range"),
         (lambda: module("none")(*inputs(), gates=torch.zeros(2, 2, 300, device="meta")), "gates: is on meta, q on cpu"),
         (lambda: module("none")(*inputs(), gates=[0.0]), "gates: expected a torch.Tensor, got list"),
+        (lambda: module("none")(*inputs(), key_lengths=[5]), "key_lengths: expected [B] = [2]"),
+        (lambda: module("none")(*inputs(), key_lengths=[[5, 5]]), "key_lengths: expected [B] = [2]"),
+        (lambda: module("none")(*inputs(), key_lengths=[5.0, 5.0]), "key_lengths: expected whole numbers"),
+        (lambda: module("none")(*inputs()[:2], inputs(299)[2]), "v: expected [B, H, L, E] = [2, 2, 300, 3], got [2, 2, 299, 3]"),
+        (lambda: module("none")(inputs()[0], inputs(299)[1], inputs()[2]), "k: expected [B, H, L, D] = [2, 2, 300, 4], got [2, 2, 299, 4]"),
+        (lambda: module("none")(*(x.long() for x in inputs())), "q: dtype torch.int64"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_words(make, words, path):
@@ -219,13 +225,17 @@ PADDED = {
 }  # fmt: skip
 
 
+#: For tests that take both paths themselves.
+once = pytest.mark.parametrize("path", ["engine"], indirect=True)
+BOTH = [*((kind, "favor", causal) for kind in KINDS for causal in (True, False)), ("fox", "favor", True)]
+BOTH += [(kind, features, causal) for kind, features in (("none", "relu"), ("none", "elu"), ("alibi", "relu")) for causal in (True, False)]
+
+
+@once
 @pytest.mark.parametrize("padded", PADDED)
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize(("kind", "features"), [*((kind, "favor") for kind in (*KINDS, "fox")), ("none", "relu"), ("none", "elu"), ("alibi", "relu")])
-def test_both_paths_compute_the_same(kind, features, causal, padded, path):
-    """Outputs and all gradients, over more than two blocks of 256, of tokens that are no padding."""
-    if path == "composed" or (kind == "fox" and not causal):
-        pytest.skip("compared once, and gates are for causal attention")
+@pytest.mark.parametrize(("kind", "features", "causal"), BOTH)
+def test_both_paths_compute_the_same(kind, features, causal, padded):
+    """Outputs and all gradients, over more than two blocks of 256."""
     attention = module(kind, features=features, count=8)
     leaves = dict(zip("qkv", (x.detach() for x in inputs(600)), strict=True))
     options = {"causal": causal, **PADDED[padded]}
@@ -240,16 +250,11 @@ def test_both_paths_compute_the_same(kind, features, causal, padded, path):
             torch.testing.assert_close(got, want, rtol=0, atol=1e-11 * max(want.abs().max().item(), 1e-3))
 
 
-@pytest.mark.parametrize(("size", "taps"), [([0], [7]), ([30, 11], [3, 4]), ([9, 5, 4], [2, 3, 2])])
-def test_filters_over_lines_planes_and_volumes(size, taps, path):
-    if path == "composed":
-        pytest.skip("compared once")
-    shape = {"taps": taps} if len(size) == 1 else {"taps": taps, "size": size}
-    try:
-        attention = module("conv_spe", count=8, **shape)
-    except ValueError as error:
-        pytest.skip(str(error))
-    leaves = dict(zip("qkv", (x.detach() for x in inputs(320 if len(size) == 1 else 180)), strict=True))
+@once
+@pytest.mark.parametrize(("length", "keys"), [(320, {"kernel_size": [7]}), (330, {"kernel_size": [3, 4], "size": [30, 11]}), (540, {"kernel_size": [2, 3, 2], "size": [27, 5, 4]})])
+def test_filters_over_lines_planes_and_volumes(length, keys):
+    attention = module("conv_spe", count=8, train_len=length, **keys)
+    leaves = dict(zip("qkv", (x.detach() for x in inputs(length)), strict=True))
     for got, want in zip(computed(attention, leaves, True), computed(attention, leaves, False), strict=True):
         torch.testing.assert_close(got, want, rtol=0, atol=1e-11 * want.abs().max().item())
 

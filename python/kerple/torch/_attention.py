@@ -376,9 +376,20 @@ def turned(q: Tensor, k: Tensor, v: Tensor, angles: Tensor | None) -> tuple[Tens
     """Queries, keys and values of each query head, turned by angles of all keys, ``[B, H, K, D/2]``."""
     check_qkv(q, k, v)
     wanted = (q.shape[0], q.shape[1], k.shape[2], q.shape[-1] // 2)
+    if angles is not None:
+        check_tensor("angles", angles)
+        check_device("angles", angles, q)
+        if angles.dtype != torch.float64:
+            raise TypeError(f"angles: is of {angles.dtype}; running sums need float64: use .double() before they are summed")
     if angles is None or tuple(angles.shape) != wanted:
         given = "none" if angles is None else f"shape {tuple(angles.shape)}"
         raise ValueError(f"angles: expected [B, H, K, D/2] = {list(wanted)}, got {given}; make them of rows, with `angles(rows)`")
+    if q.shape[-1] % 2:
+        raise ValueError(f"angles: they turn pairs of features, and q has {q.shape[-1]} features per head")
+    if q.shape[2] > k.shape[2]:
+        raise ValueError(f"q: {q.shape[2]} queries exceed the {k.shape[2]} keys, which alone have angles")
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise ValueError(f"k: {k.shape[1]} heads must divide the {q.shape[1]} heads of q")
     k, v = (_maps.for_each_head(x, q.shape[1]) for x in (k, v))
     return _maps.turned_by(q, angles[:, :, k.shape[2] - q.shape[2] :]), _maps.turned_by(k, angles), v
 

@@ -21,8 +21,8 @@ from ._attention import (
     as_autocast, attend, attend_by_content, beside, check_qkv, dropout_of, flag, kept_rows, relative_of, symmetric, turned,
 )  # fmt: skip
 from ._documents import documents_of, positions_of, whole_numbers
-from ._gpu import DEVICES, refuse_encoding
-from ._ops import encoding, encoding_key, table
+from ._gpu import DEVICES, check, refuse_encoding
+from ._ops import _rule, encoding, encoding_key, table
 from ._positions import positions_of_logits, spline_parameters
 
 
@@ -261,7 +261,7 @@ class Encoding(nn.Module):
         """
         half, rows = self.inv_freq.shape[0], x.shape[2]
         if x.shape[-1] < 2 * half:
-            raise ValueError(f"q: {x.shape[-1]} features of a head, the encoding turns {2 * half}")
+            raise ValueError(f"q: {x.shape[-1]} features per head, the encoding turns {2 * half}")
         rows = rows if positions is None else span
         made = torch.ops.kerple.turns(self.inv_freq, self._key, span - rows, rows, span)
         cos, sin = (one.to(x.dtype) for one in made)
@@ -420,7 +420,7 @@ class Encoding(nn.Module):
         self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor | None, starts: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of PoPE or FoPE, of tokens at these positions ``[B, K]``, or counted from the first that
-        is no padding.
+        is not padding.
         """
         if positions is None:
             positions = torch.arange(k.shape[2], device=q.device)[None]
@@ -592,6 +592,7 @@ class Encoding(nn.Module):
     ) -> Tensor:  # fmt: skip
         """``forward`` of a method whose scores are more than tables and gates, for tensors on a GPU."""
         keys = json.loads(json.loads(self._key)[0])
+        _rule("", 1.0 if scale is None else float(scale), causal, self.window, None, softcap, dropout_p, 1)  # refuses what the engine refuses
         if keys["emulate"] != "exact":
             refuse_encoding(self._key, q.device)
         for name, value in beside_it.items():
@@ -603,10 +604,12 @@ class Encoding(nn.Module):
             raise ValueError(f"q: {q.shape[2]} queries exceed the {k.shape[2]} keys, which {self.kind} does not support")
         if not causal and self.kind == "xpos":
             raise ValueError("causal = False: products that decay with distance would grow for keys after the query; use causal=True")
-        if softcap is not None and not 0.0 < softcap < float("inf"):
-            raise ValueError(f"softcap = {softcap} must be a finite number above 0, or None")
         of, dtype = check_qkv(q, k, v)
         documents = documents_of(cu_seqlens, document_ids, k, None, key_lengths)
+        ends, sinks = whole_numbers("key_lengths", key_lengths, q.device), beside("sinks", sinks, q, dtype)
+        check(q, k, v, None, None, sinks, None, None, ends, documents, causal)
+        if ends is not None and ends.dim() != 1:
+            raise ValueError(f"key_lengths: {self.kind} does not support intervals of keys per query; expected [B], got shape {tuple(ends.shape)}")
         length = k.shape[2]
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
         if q.shape[2] == 0 or q.shape[0] == 0:
@@ -641,8 +644,8 @@ class Encoding(nn.Module):
             # factors among the queries of a chunk stay within e^32
             most_rows = int(32.0 * per / max(math.log((1.0 + gamma) / gamma) if gamma > 0 else math.inf, 1e-9))
         out = _composed.attend(
-            q, k, v, scores, values, width, scale=scale, causal=causal, window=self.window, softcap=softcap, sinks=beside("sinks", sinks, q, dtype),
-            key_lengths=whole_numbers("key_lengths", key_lengths, q.device), documents=documents, kept=kept, dropout_p=dropout_p, products=products,
+            q, k, v, scores, values, width, scale=scale, causal=causal, window=self.window, softcap=softcap, sinks=sinks,
+            key_lengths=ends, documents=documents, kept=kept, dropout_p=dropout_p, products=products,
             most_rows=most_rows,
         )  # fmt: skip
         return out.to(of)

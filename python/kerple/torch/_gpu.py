@@ -317,13 +317,12 @@ def _require(holds: bool, message: str) -> None:
         raise ValueError(message)
 
 
-def _check(
+def check(
     q: Tensor, k: Tensor, v: Tensor, bias, weight, sinks, clocks, key_starts, key_lengths, documents, causal: bool
 ) -> None:
-    """The shapes that the kernels rely on."""
+    """The shapes that the kernels rely on, and PyTorch's operations in their place."""
     (batch, heads, queries, features), (_, kv_heads, keys, _) = q.shape, k.shape
-    most = 64 if q.dtype == torch.float64 else 256
-    _require(1 <= features <= most, f"q: {features} features per head; kernels take 1 to {most} of {q.dtype}")
+    _require(features > 0, "q: 0 features per head; there must be at least 1")
     for name, x in (("k", k), ("v", v)):
         wanted = (batch, kv_heads, keys, features)
         _require(x.shape == wanted, f"{name}: expected [B, G, K, D] = {list(wanted)}, got shape {tuple(x.shape)}")
@@ -427,7 +426,9 @@ class _Call:
             _require(positions is None, "positions: they and a relative bias per row (relative) exclude each other")
         if positions is not None or parameters is not None or position_kernel:
             _check_learned(q, k.shape[2], positions, parameters, position_kernel)
-        _check(q, k, v, bias, weight, sinks, clocks, key_starts, key_lengths, documents, causal)
+        check(q, k, v, bias, weight, sinks, clocks, key_starts, key_lengths, documents, causal)
+        most = 64 if q.dtype == torch.float64 else 256
+        _require(q.shape[3] <= most, f"q: {q.shape[3]} features per head; kernels take 1 to {most} of {q.dtype}")
         _check_dropout(dropout_seed, dropout_p, q.device)
         has_intervals = any(x is not None and x.dim() == 2 for x in (key_starts, key_lengths))
         _require(sink_tokens is None or not has_intervals, "sink_tokens: intervals of keys per query have no first tokens; leave it out")
@@ -722,23 +723,12 @@ def _on(x: Tensor):
     return torch.get_device_module(x.device).device(x.device) if x.device.type != "cpu" else nullcontext()
 
 
-#: Why an encoding is not computed on GPUs.
-_WHY = {
-    "cope": "its positions are sums over the scores of a whole row",
-    "dape": "its network reads the scores of all heads at once",
-    "fire": "its bias depends on the query's position and not on the distance alone",
-    "shaw": "its scores and values add a vector for each distance",
-    "transformer_xl": "its scores add products of each query with each distance",
-    "xpos": "its products decay with the distance, feature by feature",
-}
-
-
 def refuse_encoding(key: str, device: torch.device) -> None:
-    """Refuses an encoding whose scores are more than tables."""
+    """Refuses an encoding that is computed on the processor alone."""
     keys = json.loads(json.loads(key)[0])
     kind, instead = keys["kind"], "use an encoding with a table or gates, such as KerpleLog or Fox"
-    why = _WHY.get(kind, "its scores are more than tables and gates")
-    if keys.get("emulate"):
+    why = "its products depend on the tokens between query and key"
+    if keys.get("emulate", "exact") != "exact":
         why, instead = f"emulate = {keys['emulate']!r} rounds as the processor does", "leave emulate out"
     raise NotImplementedError(
         f"{kind} is not computed on {device.type}: {why}; move q, k, v and the module to the processor with .cpu(), or {instead}"

@@ -53,57 +53,49 @@ class Code(NamedTuple):
     centred: bool
 
     def rows_of_noise(self, first: int, count: int) -> tuple[int, int]:
-        """The first row of noise that these positions need, and how many."""
-        if self.waves > 0:
-            return 0, 2 * self.waves
+        """Of filters: the first row of noise that these positions need, and how many."""
         slab, stride = math.prod(self.size[1:]), math.prod(n + taps - 1 for n, taps in zip(self.size[1:], self.taps[1:], strict=True))
         start, end = first // slab, (first + count - 1) // slab + self.taps[0]
         return start * stride, (end - start) * stride
 
 
-class Draw(NamedTuple):
-    """The random numbers of a call."""
-
-    #: Rows of noise from this one on, ``[H D, rows, R]``.
-    noise: Callable[[int, tuple[int, int, int]], Tensor]
-    #: ``[H D, 1, R]``
-    gate_noise: Callable[[tuple[int, int, int]], Tensor]
+#: Noise of a call: of a code or of its gate, from this row on, so many rows of each stream, ``[H D, rows, R]``.
+Draw = Callable[[str, int, int], Tensor]
 
 
 def coded(x: Tensor, code: Code, learned: list[Tensor], draw: Draw, side: int, first: int, span: int) -> Tensor:
     """Rows ``[B, H, L, D]`` of queries (side 0) or keys (1) at positions from ``first`` on, contracted with the code:
     ``[B, H, L, R]``. ``learned`` are the parameters of the encoding.
     """
-    piece = _waves if code.waves > 0 else _filtered
-    own = [one.to(x.dtype) for one in learned]
+    sizes = (x.shape[1], x.shape[3])
+    # noise that all positions share is drawn once, that of filters for each piece
+    waves = draw("code", 0, 2 * code.waves).unflatten(0, sizes).flatten(1, 2) if code.waves > 0 else None
+    of_gate = None if code.gating is None else draw("gate", 0, 1)[:, 0].unflatten(0, sizes)
 
-    def contracted(rows: Tensor, at: int, *own: Tensor) -> Tensor:
-        shares = None
+    def contracted(rows: Tensor, at: int) -> Tensor:
+        of_code = of_noise = rows
         if code.gating is not None:
-            share = torch.sigmoid(own[-1])
-            shares = (1.0 - share, share) if code.gating == "torch" else (share, 1.0 - share)
-        scale = (code.realisations * x.shape[3]) ** -0.25
-        of_code = rows if shares is None else rows * shares[0].sqrt()[:, None]
-        out = piece(of_code, code, learned if code.waves > 0 else own, draw, side, at, span)
-        if shares is not None:
-            of_gate = draw.gate_noise((x.shape[1] * x.shape[3], 1, code.realisations)).unflatten(0, (x.shape[1], x.shape[3]))[:, :, 0]
-            out = out + (rows * shares[1].sqrt()[:, None]) @ of_gate
-        return out * scale
+            share = torch.sigmoid(learned[-1].to(x.dtype))[:, None]
+            of_code, of_noise = rows * (1.0 - share).sqrt(), rows * share.sqrt()
+            if code.gating == "jax":
+                of_code, of_noise = of_noise, of_code
+        out = _filtered(of_code, code, learned[side], draw, at) if waves is None else _waves(of_code, code, learned, waves, side, at, span)
+        out = out if of_gate is None else out + of_noise @ of_gate
+        return out * (code.realisations * x.shape[3]) ** -0.25
 
     pieces = []
     for start in range(0, x.shape[2], PIECE):
         rows = x[:, :, start : start + PIECE]
         if torch.is_grad_enabled() and _transforms() is None:
-            pieces.append(checkpoint(contracted, rows, first + start, *own, use_reentrant=False, preserve_rng_state=False))
+            pieces.append(checkpoint(contracted, rows, first + start, use_reentrant=False, preserve_rng_state=False))
         else:
-            pieces.append(contracted(rows, first + start, *own))
+            pieces.append(contracted(rows, first + start))
     return torch.cat(pieces, 2) if pieces else x.new_empty(*x.shape[:3], code.realisations)
 
 
-def _waves(rows: Tensor, code: Code, learned: list[Tensor], draw: Draw, side: int, first: int, span: int) -> Tensor:
-    """Contracted with sums of sinusoids, whose angles are computed in float64."""
+def _waves(rows: Tensor, code: Code, learned: list[Tensor], noise: Tensor, side: int, first: int, span: int) -> Tensor:
+    """Contracted with sums of sinusoids, whose angles are computed in float64; of noise ``[H, 2 K D, R]``."""
     freqs, offsets, gains = learned[:3]  # [H, D, K]
-    heads, features, waves = freqs.shape
     origin = 0.5 * span if code.centred else 0.0
     f = 0.5 * torch.sigmoid(freqs.to(torch.float64))[:, None]
     positions = torch.arange(first, first + rows.shape[2], device=rows.device, dtype=torch.float64)[:, None, None]
@@ -111,20 +103,19 @@ def _waves(rows: Tensor, code: Code, learned: list[Tensor], draw: Draw, side: in
     angles = (turns - turns.detach().floor()).to(rows.dtype) * (2.0 * math.pi)
     if side == 0:
         angles = angles + offsets.to(rows.dtype)[:, None]
-    heights = softplus(gains.to(rows.dtype)) * (2 * waves) ** -0.5
+    heights = softplus(gains.to(rows.dtype)) * (2 * code.waves) ** -0.5
     sinusoids = torch.stack([angles.cos(), angles.sin()], -1) * heights[:, None, ..., None]
-    noise = draw.noise(0, (heads * features, 2 * waves, code.realisations)).unflatten(0, (heads, features))
-    return (rows[..., None] * sinusoids.flatten(3)).flatten(3) @ noise.flatten(1, 2)
+    return (rows[..., None] * sinusoids.flatten(3)).flatten(3) @ noise
 
 
-def _filtered(rows: Tensor, code: Code, learned: list[Tensor], draw: Draw, side: int, first: int, span: int) -> Tensor:
+def _filtered(rows: Tensor, code: Code, filters: Tensor, draw: Draw, first: int) -> Tensor:
     """Contracted with filtered noise."""
     heads, count, features = rows.shape[1:]
     streams, slab = heads * features, math.prod(code.size[1:])
     start, needed = code.rows_of_noise(first, count)
     axes = [n + taps - 1 for n, taps in zip(code.size[1:], code.taps[1:], strict=True)]
-    noise = draw.noise(start, (streams, needed, code.realisations)).permute(2, 0, 1).unflatten(2, (-1, *axes))
+    noise = draw("code", start, needed).permute(2, 0, 1).unflatten(2, (-1, *axes))
     convolve = (conv1d, conv2d, conv3d)[len(axes)]
-    filters = learned[side].reshape(streams, 1, *code.taps)
+    filters = filters.to(rows.dtype).reshape(streams, 1, *code.taps)
     own = convolve(noise, filters, groups=streams).flatten(2)[:, :, first % slab : first % slab + count]  # [R, H D, L]
     return torch.einsum("bhld,rhdl->bhlr", rows, own.unflatten(1, (heads, features)))

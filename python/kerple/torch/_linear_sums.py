@@ -221,14 +221,13 @@ def backward(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, fading: Fading, str
         queries, keys = torch.arange(a, b, device=q.device), torch.arange(start, b, device=q.device)
         own, near = slice(a, b), slice(start, b)
         factors, counted = fading.of_pairs(queries, keys, dtype), _counted(queries, keys, strict)
-        weights = _products(q[:, :, own], k[:, :, near], factors, counted)
-        d_products = _products(d_out[:, :, own], v[:, :, near], factors, counted)
+        products, along = (_products(x[:, :, own], y[:, :, near], None, counted) for x, y in ((q, k), (d_out, v)))
+        weights, d_products = (x if factors is None else torch.where(counted, x * factors, 0.0) for x in (products, along))
         d_q[:, :, own] = d_products @ k[:, :, near]
         d_k[:, :, near] += d_products.mT @ q[:, :, own]
         d_v[:, :, near] += weights.mT @ d_out[:, :, own]
         if fading.near is not None:
-            products = _products(q[:, :, own], k[:, :, near], None, counted)
-            of_pairs = (products * _products(d_out[:, :, own], v[:, :, near], None, counted)).sum(0)
+            of_pairs = (products * along).sum(0)
             is_near = fading.is_near(queries, keys)
             d_near += _by_distance(torch.where(is_near, of_pairs, 0.0), a - start, d_near.shape[1])
             if fading.terms > 0:

@@ -13,7 +13,8 @@ from torch import Tensor
 def turned_by(x: Tensor, angles: Tensor) -> Tensor:
     """Pairs ``(x[n], x[n + D/2])`` of ``[B, H, L, D]`` turned by these angles in float64, ``[B, H, L, D/2]``."""
     angles = torch.remainder(angles, math.tau)  # gradients pass; sines of large angles are slow and, on GPUs, inexact
-    return _rotated(x, angles.cos().to(x.dtype), angles.sin().to(x.dtype))
+    dtype = torch.promote_types(x.dtype, torch.float32)  # halves are rounded once
+    return _rotated(x.to(dtype), angles.cos().to(dtype), angles.sin().to(dtype)).to(x.dtype)
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -324,7 +324,7 @@ class Kernel(Encoding):
     fit`` prints such lists.
 
     Raises:
-        ValueError: an expression that is no kernel, lists of another length than ``start`` needs, or values
+        ValueError: an expression that is not a kernel, lists of another length than ``start`` needs, or values
             out of a parameter's range; the message contains the limit.
     """
 

@@ -18,7 +18,7 @@ from . import _linear_sums
 from ._attention import as_autocast, beside, check_qkv, flag, gates_of
 from ._documents import documents_of, own_keys, positions_of, refuse_documents, whole_numbers
 from ._gpu import DEVICES, prefix_sums
-from ._linear_features import GUARDS, Code, Draw, coded, features
+from ._linear_features import GUARDS, Code, coded, features
 from ._ops import (
     _check,
     _compiling,
@@ -393,6 +393,8 @@ class LinearAttention(Encoding):
         for name, x, letters, wanted in (("k", k, "B, H, L, D", q.shape), ("v", v, "B, H, L, E", (*q.shape[:3], v.shape[3]))):
             if x.shape != torch.Size(wanted):
                 raise ValueError(f"{name}: expected [{letters}] = {list(wanted)}, got {list(x.shape)}")
+        if ends is not None and ends.shape != q.shape[:1]:
+            raise ValueError(f"key_lengths: expected [B] = [{q.shape[0]}], got shape {tuple(ends.shape)}")
         self._check_gates(gates is not None, causal)
         if state is not None and (not causal or ends is not None):
             raise ValueError("state: it requires causal=True and neither padding nor packed documents")
@@ -426,11 +428,9 @@ class LinearAttention(Encoding):
         """Features of queries and keys at positions from ``first`` on, of sequences of ``span`` positions."""
         like = q.detach()
         if self._code is not None:
-            noise = Draw(
-                lambda row, shape: torch.ops.kerple.linear_draw(like, "code", row, shape, *options),
-                lambda shape: torch.ops.kerple.linear_draw(like, "gate", 0, shape, *options),
-            )
-            q, k = (coded(x, self._code, self._learned(), noise, side, first, span) for side, x in enumerate((q, k)))
+            streams, width = q.shape[1] * q.shape[3], self._code.realisations
+            draw = lambda what, row, rows: torch.ops.kerple.linear_draw(like, what, row, (streams, rows, width), *options)  # noqa: E731
+            q, k = (coded(x, self._code, self._learned(), draw, side, first, span) for side, x in enumerate((q, k)))
         omega = None
         if self.features == "favor":
             omega = torch.ops.kerple.linear_draw(like, "omega", 0, (q.shape[3], self.count // 2), *options)

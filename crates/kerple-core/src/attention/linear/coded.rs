@@ -54,7 +54,7 @@ pub(super) struct Coded<'a, T> {
 }
 
 impl<'a, T: Number> Coded<'a, T> {
-    /// `None` where the first map is no code, or no sequence is there to share it.
+    /// `None` where the first map is not a code, or there are no sequences to share it.
     pub(super) fn new(
         problem: &'a LinearAttentionProblem<'a, T>,
         inputs: LinearAttentionInputs<'a, T>,
