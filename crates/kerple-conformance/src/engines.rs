@@ -76,22 +76,20 @@ pub(crate) fn forward_backward<T: Number>(
     let forward = if fused { attention::forward::<T> } else { naive::forward::<T> };
     forward(problem, q, k, v, ViewMut::new(&mut found.out, of_out), &mut found.lse);
     let gradients = AttentionGradients {
-        d_q: ViewMut::new(&mut found.d_q, of_queries),
-        d_k: ViewMut::new(&mut found.d_k, of_keys),
-        d_v: ViewMut::new(&mut found.d_v, of_values),
         d_bias: found.d_bias.as_deref_mut(),
         d_weight: found.d_weight.as_deref_mut(),
         d_score_mod: found.d_map.as_deref_mut(),
         d_sinks: found.d_sinks.as_deref_mut(),
         d_gate_cumsum: found.d_clocks.as_deref_mut(),
-        d_decay_cumsum: None,
         d_positions: found
             .d_positions
             .as_mut()
             .map(|[d_positions, d_parameters]| PositionGradients { d_positions, d_parameters }),
-        d_relative: None,
-        d_path: None,
-        d_householder: None,
+        ..AttentionGradients::of_rows(
+            ViewMut::new(&mut found.d_q, of_queries),
+            ViewMut::new(&mut found.d_k, of_keys),
+            ViewMut::new(&mut found.d_v, of_values),
+        )
     };
     let saved = AttentionSaved { q, k, v, out: view(&found.out, of_out), lse: &found.lse, d_out: view(d_out, of_out) };
     let backward = if fused { attention::backward::<T> } else { naive::backward::<T> };

@@ -25,19 +25,12 @@ macro_rules! run {
         let [d_q, d_k, d_v] = d.as_mut_slice() else { unreachable!() };
         let mut d_bias = vec![0.0; HEADS * LEN]; // as small as the table: no [L, L] matrix anywhere
         let gradients = AttentionGradients {
-            d_q: ViewMut::new(d_q, strides),
-            d_k: ViewMut::new(d_k, strides),
-            d_v: ViewMut::new(d_v, strides),
             d_bias: Some(&mut d_bias),
-            d_weight: None,
-            d_score_mod: None,
-            d_sinks: None,
-            d_gate_cumsum: None,
-            d_decay_cumsum: None,
-            d_positions: None,
-            d_relative: None,
-            d_path: None,
-            d_householder: None,
+            ..AttentionGradients::of_rows(
+                ViewMut::new(d_q, strides),
+                ViewMut::new(d_k, strides),
+                ViewMut::new(d_v, strides),
+            )
         };
         let saved = AttentionSaved { q, k, v, out: View { data: &out, strides }, lse: &lse, d_out };
         $engine::backward(&$problem, saved, gradients);

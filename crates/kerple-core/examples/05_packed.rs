@@ -51,21 +51,8 @@ fn run(inputs: Inputs, longest: usize, batch: usize, documents: Option<&PackedDo
     let [d_q, d_k, d_v] = [d_q, d_k, d_v].map(|data| ViewMut::new(data, strides));
     let d_bias = Some(&mut d_bias[..]);
     let (d_weight, d_score_mod, d_sinks) = (None, None, None);
-    let of_tables = AttentionGradients {
-        d_q,
-        d_k,
-        d_v,
-        d_bias,
-        d_weight,
-        d_score_mod,
-        d_sinks,
-        d_gate_cumsum: None,
-        d_decay_cumsum: None,
-        d_positions: None,
-        d_relative: None,
-        d_path: None,
-        d_householder: None,
-    };
+    let of_tables =
+        AttentionGradients { d_bias, d_weight, d_score_mod, d_sinks, ..AttentionGradients::of_rows(d_q, d_k, d_v) };
     backward(&problem, saved, of_tables);
     (results, clock.elapsed().as_secs_f64() * 1e3)
 }

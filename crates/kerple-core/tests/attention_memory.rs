@@ -60,21 +60,7 @@ fn of_forward_and_backward(dims: AttentionDims, scores: ScoreTransform<f32>, par
     let forward = extra(|| attention::forward(&problem, view, view, view, ViewMut::new(out, strides), &mut lse));
     let saved = AttentionSaved { q: view, k: view, v: view, out: View { data: out, strides }, lse: &lse, d_out: view };
     let [d_q, d_k, d_v] = [d_q, d_k, d_v].map(|gradient| ViewMut::new(gradient, strides));
-    let none = AttentionGradients {
-        d_q,
-        d_k,
-        d_v,
-        d_bias: None,
-        d_weight: None,
-        d_score_mod: None,
-        d_sinks: None,
-        d_gate_cumsum: None,
-        d_decay_cumsum: None,
-        d_positions: None,
-        d_relative: None,
-        d_path: None,
-        d_householder: None,
-    };
+    let none = AttentionGradients::of_rows(d_q, d_k, d_v);
     let mut d_paths = [Vec::new(), Vec::new()];
     let gradients = match scores {
         ScoreTransform::Path(path) => {

@@ -2,7 +2,7 @@
 
 use crate::array::{self, DType, Element, OptionalObject, PythonArray, part};
 use crate::encoding::PyEncoding;
-use crate::parts::{SequenceGroup, behind, packed_documents, parts, tails};
+use crate::parts::{SequenceGroup, attention_dims, behind, packed_documents, parts, tails};
 use crate::positions::{PositionArrays, PositionObjects};
 use crate::threads::{Workload, run};
 use kerple_core::Number;
@@ -183,17 +183,8 @@ impl AttentionArrays {
 
     /// The sizes of the call and its documents or intervals, after all checks.
     fn sizes(&self, rule: &AttentionRule) -> PyResult<(AttentionDims, KeyLimits)> {
-        let [batch, heads, queries, head_dim] = self.q.sizes("B, H, Q, D")?;
-        let [_, kv_heads, keys, _] = self.k.sizes("B, G, K, D")?;
-        let [_, _, _, value_dim] = self.v.sizes("B, G, K, E")?;
-        let dims = AttentionDims { batch, heads, kv_heads, queries, keys, head_dim, value_dim };
-        for (name, features) in [("q", head_dim), ("v", value_dim)] {
-            if features == 0 {
-                return Err(PyValueError::new_err(format!("{name}: head_dim is 0; it must be at least 1")));
-            }
-        }
-        self.k.expect_shape("B, G, K, D", &[batch, kv_heads, keys, head_dim])?;
-        self.v.expect_shape("B, G, K, E", &[batch, kv_heads, keys, value_dim])?;
+        let dims = attention_dims(&self.q, &self.k, &self.v)?;
+        let AttentionDims { heads, head_dim, value_dim, .. } = dims;
         if self.numbers.is_some() && head_dim != value_dim {
             let message = format!("v: {value_dim} features; score modifications need as many as q has, {head_dim}");
             return Err(PyValueError::new_err(message));
@@ -205,17 +196,6 @@ impl AttentionArrays {
             return Err(PyValueError::new_err(
                 "numbers: score modifications require them, and other encodings do not take them",
             ));
-        }
-        if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
-            let message = format!("k: {kv_heads} heads must divide the {heads} heads of q");
-            return Err(PyValueError::new_err(message));
-        }
-        // what the engine makes room for
-        let reach = queries.saturating_add(keys).saturating_add(1 << 10);
-        let room =
-            kerple_core::elements(&[batch.max(1), heads.max(1), reach, head_dim.max(value_dim).saturating_add(1 << 6)]);
-        if room.is_none_or(|room| room > isize::MAX as usize / size_of::<f64>()) {
-            return Err(PyValueError::new_err(format!("{dims:?} is larger than any memory")));
         }
         for array in [&self.q, &self.k, &self.v].into_iter().chain(self.numbers()) {
             array.expect_kind(self.q.kind())?;
@@ -745,19 +725,18 @@ fn backward<T: Number + Element>(
                 .map(|(d_rows, d_profiles)| RelativeGradients { d_rows: d_rows.from(of.first, of.skip), d_profiles });
             let make = |d_clocks: Option<&mut [f64]>, d_positions: Option<PositionGradients>| {
                 let gradients = AttentionGradients {
-                    d_q: d_q.from(of.first, of.skip),
-                    d_k: d_k.from(of.first, of.start),
-                    d_v: d_v.from(of.first, of.start),
                     d_bias: d_bias.as_deref_mut(),
                     d_weight: d_weight.as_deref_mut(),
                     d_score_mod: d_map.as_deref_mut(),
                     d_sinks: d_sinks.as_deref_mut(),
                     d_gate_cumsum: d_clocks,
-                    d_decay_cumsum: None,
                     d_positions,
                     d_relative,
-                    d_path: None,
-                    d_householder: None,
+                    ..AttentionGradients::of_rows(
+                        d_q.from(of.first, of.skip),
+                        d_k.from(of.first, of.start),
+                        d_v.from(of.first, of.start),
+                    )
                 };
                 attention::backward(&problem, saved, gradients);
             };

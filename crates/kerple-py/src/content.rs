@@ -3,7 +3,7 @@
 
 use crate::array::{DType, Element, OptionalObject, PythonArray};
 use crate::attention::AttentionRule;
-use crate::parts::packed_documents;
+use crate::parts::{attention_dims, key_lengths, packed_documents};
 use crate::threads::{Workload, run};
 use kerple_core::Number;
 use kerple_core::attention::{
@@ -124,25 +124,8 @@ impl ContentArrays {
         (q, k, v, between, clocks, sinks, lengths, documents): &ContentArguments,
     ) -> PyResult<ContentArrays> {
         let (q, k, v) = (PythonArray::of("q", q)?, PythonArray::of("k", k)?, PythonArray::of("v", v)?);
-        let [batch, heads, queries, head_dim] = q.sizes("B, H, Q, D")?;
-        let [_, kv_heads, keys, _] = k.sizes("B, G, K, D")?;
-        let [_, _, _, value_dim] = v.sizes("B, G, K, E")?;
-        let dims = AttentionDims { batch, heads, kv_heads, queries, keys, head_dim, value_dim };
-        if head_dim == 0 || value_dim == 0 {
-            return refuse("q, v: head_dim is 0; it must be at least 1".to_owned());
-        }
-        if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
-            return refuse(format!("k: {kv_heads} heads must divide the {heads} heads of q"));
-        }
-        k.expect_shape("B, G, K, D", &[batch, kv_heads, keys, head_dim])?;
-        v.expect_shape("B, G, K, E", &[batch, kv_heads, keys, value_dim])?;
-        // what the engine makes room for
-        let reach = queries.saturating_add(keys).saturating_add(1 << 10);
-        let widest = head_dim.max(value_dim).saturating_add(1 << 6);
-        let room = kerple_core::elements(&[batch.max(1), heads.max(1), reach, widest]);
-        if room.is_none_or(|room| room > isize::MAX as usize / size_of::<f64>()) {
-            return refuse(format!("{dims:?} is larger than any memory"));
-        }
+        let dims = attention_dims(&q, &k, &v)?;
+        let AttentionDims { batch, heads, queries, keys, .. } = dims;
         let between = Between::of(between, dims)?;
         let name = between.name();
         for array in [&k, &v].into_iter().chain(between.rows()) {
@@ -170,7 +153,7 @@ impl ContentArrays {
             sinks.expect_shape("H", &[heads])?;
             sinks.expect_kind(q.kind())?;
         }
-        let lengths = PythonArray::some("key_lengths", lengths.as_ref())?.map(|array| lengths_of(&array, batch, keys));
+        let lengths = PythonArray::some("key_lengths", lengths.as_ref())?.map(|array| key_lengths(&array, batch, keys));
         let documents = match PythonArray::some("documents", documents.as_ref())? {
             Some(_) if lengths.is_some() => {
                 return refuse("key_lengths: packed documents already say which keys are padding".to_owned());
@@ -225,17 +208,6 @@ impl ContentArrays {
         let AttentionDims { batch, heads, queries, value_dim, .. } = self.dims;
         [batch, heads, queries, value_dim]
     }
-}
-
-fn lengths_of(array: &PythonArray, batch: usize, keys: usize) -> PyResult<Vec<usize>> {
-    array.expect_shape("B", &[batch])?;
-    let one = |(b, value): (usize, &i64)| {
-        usize::try_from(*value)
-            .ok()
-            .filter(|value| *value <= keys)
-            .map_or_else(|| refuse(format!("key_lengths[{b}] = {value} is out of range; it must be 0 to {keys}")), Ok)
-    };
-    array.values::<i64>()?.iter().enumerate().map(one).collect()
 }
 
 /// Writes `out`, `[B, H, Q, E]`, and `lse`, `[B, H, Q]`.
@@ -341,19 +313,10 @@ fn backward<T: Number + Element>(
     }
     run(py, rule.threads, Workload::Any, || {
         let mut gradients = AttentionGradients {
-            d_q: d_q.from(0, 0),
-            d_k: d_k.from(0, 0),
-            d_v: d_v.from(0, 0),
-            d_bias: None,
-            d_weight: None,
-            d_score_mod: None,
             d_sinks,
             d_gate_cumsum: d_clocks,
             d_decay_cumsum: d_sums,
-            d_positions: None,
-            d_relative: None,
-            d_path: None,
-            d_householder: None,
+            ..AttentionGradients::of_rows(d_q.from(0, 0), d_k.from(0, 0), d_v.from(0, 0))
         };
         if let Some((first, second)) = &mut d_rows {
             let (first, second) = (first.from(0, 0), second.from(0, 0));

@@ -6,7 +6,7 @@ pub mod parts;
 use self::parts::Drawn;
 use crate::array::{DType, Element, OptionalObject, PythonArray};
 use crate::encoding::PyEncoding;
-use crate::parts::packed_documents;
+use crate::parts::{key_lengths, packed_documents};
 use crate::threads::{Workload, run};
 use kerple_core::Number;
 use kerple_core::attention::PackedDocuments;
@@ -231,16 +231,7 @@ impl LinearArrays {
         }
         let lengths = match PythonArray::some("key_lengths", lengths.as_ref())? {
             None => None,
-            Some(array) => {
-                array.expect_shape("B", &[batch])?;
-                let one = |(b, value): (usize, &i64)| {
-                    usize::try_from(*value).ok().filter(|value| *value <= len).ok_or_else(|| {
-                        let message = format!("key_lengths[{b}] = {value} is out of range; it must be 0 to {len}");
-                        PyValueError::new_err(message)
-                    })
-                };
-                Some(array.values::<i64>()?.iter().enumerate().map(one).collect::<PyResult<Vec<usize>>>()?)
-            }
+            Some(array) => Some(key_lengths(&array, batch, len)?),
         };
         let documents = match PythonArray::some("documents", documents.as_ref())? {
             Some(_) if lengths.is_some() => {

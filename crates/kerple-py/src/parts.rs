@@ -50,6 +50,44 @@ pub fn parts(keys: [Option<&PythonArray>; 2], sides: Sides, dims: AttentionDims)
     Ok(spans.iter().enumerate().map(part).collect())
 }
 
+/// The sizes of queries, keys and values, after all checks of shapes.
+pub fn attention_dims(q: &PythonArray, k: &PythonArray, v: &PythonArray) -> PyResult<AttentionDims> {
+    let [batch, heads, queries, head_dim] = q.sizes("B, H, Q, D")?;
+    let [_, kv_heads, keys, _] = k.sizes("B, G, K, D")?;
+    let [_, _, _, value_dim] = v.sizes("B, G, K, E")?;
+    let dims = AttentionDims { batch, heads, kv_heads, queries, keys, head_dim, value_dim };
+    for (name, features) in [("q", head_dim), ("v", value_dim)] {
+        if features == 0 {
+            return Err(PyValueError::new_err(format!("{name}: head_dim is 0; it must be at least 1")));
+        }
+    }
+    k.expect_shape("B, G, K, D", &[batch, kv_heads, keys, head_dim])?;
+    v.expect_shape("B, G, K, E", &[batch, kv_heads, keys, value_dim])?;
+    if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
+        let message = format!("k: {kv_heads} heads must divide the {heads} heads of q");
+        return Err(PyValueError::new_err(message));
+    }
+    // what the engine makes room for
+    let reach = queries.saturating_add(keys).saturating_add(1 << 10);
+    let room =
+        kerple_core::elements(&[batch.max(1), heads.max(1), reach, head_dim.max(value_dim).saturating_add(1 << 6)]);
+    if room.is_none_or(|room| room > isize::MAX as usize / size_of::<f64>()) {
+        return Err(PyValueError::new_err(format!("{dims:?} is larger than any memory")));
+    }
+    Ok(dims)
+}
+
+/// The number of keys of each sequence, `[B]`.
+pub fn key_lengths(array: &PythonArray, batch: usize, keys: usize) -> PyResult<Vec<usize>> {
+    array.expect_shape("B", &[batch])?;
+    let one = |(b, value): (usize, &i64)| {
+        usize::try_from(*value).ok().filter(|value| *value <= keys).ok_or_else(|| {
+            PyValueError::new_err(format!("key_lengths[{b}] = {value} is out of range; it must be 0 to {keys}"))
+        })
+    };
+    array.values::<i64>()?.iter().enumerate().map(one).collect()
+}
+
 /// The keys that each sequence has, those between padding on both sides.
 fn spans(keys: [Option<&PythonArray>; 2], dims: AttentionDims) -> PyResult<Vec<[usize; 2]>> {
     let [starts, lengths] = keys.map(|array| array.map(PythonArray::values::<i64>).transpose());

@@ -167,22 +167,16 @@ impl OnEngines for GrapeLayer {
         let [mut d_queries, mut d_keys] = [&queries_of_path, &keys_of_path].map(|x| room(x));
         let mut d_sinks = sinks.as_deref().map(room);
         let gradients = AttentionGradients {
-            d_q: ViewMut::new(&mut d_q, of_q),
-            d_k: ViewMut::new(&mut d_k, of_k),
-            d_v: ViewMut::new(&mut d_v, of_k),
-            d_bias: None,
-            d_weight: None,
-            d_score_mod: None,
             d_sinks: d_sinks.as_deref_mut(),
-            d_gate_cumsum: None,
-            d_decay_cumsum: None,
-            d_positions: None,
-            d_relative: None,
             d_path: Some(PathGradients {
                 d_queries: ViewMut::new(&mut d_queries, of_queries),
                 d_keys: ViewMut::new(&mut d_keys, of_keys),
             }),
-            d_householder: None,
+            ..AttentionGradients::of_rows(
+                ViewMut::new(&mut d_q, of_q),
+                ViewMut::new(&mut d_k, of_k),
+                ViewMut::new(&mut d_v, of_k),
+            )
         };
         let saved = AttentionSaved {
             q: view(&q, of_q),

@@ -156,22 +156,15 @@ impl OnEngines for InklingLayer {
         forward(&problem, view(&q, of_q), view(&k, of_k), view(&v, of_k), ViewMut::new(&mut out, of_q), &mut lse);
         let [mut d_q, mut d_k, mut d_v, mut d_rows, mut d_profiles] = [&q, &k, &v, &rows, &profiles].map(|x| room(x));
         let gradients = AttentionGradients {
-            d_q: ViewMut::new(&mut d_q, of_q),
-            d_k: ViewMut::new(&mut d_k, of_k),
-            d_v: ViewMut::new(&mut d_v, of_k),
-            d_bias: None,
-            d_weight: None,
-            d_score_mod: None,
-            d_sinks: None,
-            d_gate_cumsum: None,
-            d_decay_cumsum: None,
-            d_positions: None,
             d_relative: Some(RelativeGradients {
                 d_rows: ViewMut::new(&mut d_rows, of_rows),
                 d_profiles: &mut d_profiles,
             }),
-            d_path: None,
-            d_householder: None,
+            ..AttentionGradients::of_rows(
+                ViewMut::new(&mut d_q, of_q),
+                ViewMut::new(&mut d_k, of_k),
+                ViewMut::new(&mut d_v, of_k),
+            )
         };
         let saved = AttentionSaved {
             q: view(&q, of_q),

@@ -239,19 +239,14 @@ impl OnEngines for WallLayer {
         let mut d_scalar = scalar.as_ref().map(|sums| vec![0.0; sums.len()]);
         let mut d_sinks = sinks.as_deref().map(room);
         let gradients = AttentionGradients {
-            d_q: ViewMut::new(&mut d_q, of_q),
-            d_k: ViewMut::new(&mut d_k, of_k),
-            d_v: ViewMut::new(&mut d_v, of_k),
-            d_bias: None,
-            d_weight: None,
-            d_score_mod: None,
             d_sinks: d_sinks.as_deref_mut(),
             d_gate_cumsum: d_scalar.as_deref_mut(),
             d_decay_cumsum: d_decays.as_deref_mut(),
-            d_positions: None,
-            d_relative: None,
-            d_path: None,
-            d_householder: None,
+            ..AttentionGradients::of_rows(
+                ViewMut::new(&mut d_q, of_q),
+                ViewMut::new(&mut d_k, of_k),
+                ViewMut::new(&mut d_v, of_k),
+            )
         };
         let (rows, of_out) = ([view(&q, of_q), view(&k, of_k), view(&v, of_k)], view(&out, of_q));
         let [q, k, v] = rows;

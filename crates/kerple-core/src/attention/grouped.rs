@@ -127,7 +127,7 @@ pub fn backward<T: Number>(
     let GroupedSaved { out, lse, d_out } = saved;
     let [of_near, of_far] = [rows.near, rows.far].map(|[q, k]| AttentionSaved { q, k, v: rows.v, out, lse, d_out });
     let [d_q, d_k] = near;
-    let d_near = AttentionGradients { d_sinks, ..of_rows(d_q, d_k, d_v.starting_at(0, 0)) };
+    let d_near = AttentionGradients { d_sinks, ..AttentionGradients::of_rows(d_q, d_k, d_v.starting_at(0, 0)) };
     tiled::backward(&near_keys(problem, window), of_near, d_near);
     let Some(intervals) = far_keys(problem, window) else {
         d_far_q.fill([batch, heads, queries, head_dim], T::ZERO);
@@ -136,7 +136,7 @@ pub fn backward<T: Number>(
     };
     let strides = Strides { batch: kv_heads * keys * value_dim, head: keys * value_dim, row: value_dim };
     let mut d_far_v = vec![T::ZERO; batch * kv_heads * keys * value_dim];
-    let d_far = of_rows(d_far_q, d_far_k, ViewMut::new(&mut d_far_v, strides));
+    let d_far = AttentionGradients::of_rows(d_far_q, d_far_k, ViewMut::new(&mut d_far_v, strides));
     let far = AttentionProblem { sinks: problem.sinks, ..far_problem(problem, &intervals) };
     tiled::backward(&far, of_far, d_far);
     workers::for_each_number(batch * kv_heads, &|unit| {
@@ -160,24 +160,6 @@ pub fn naive_backward<T: Number>(
     gradients: GroupedGradients<T>,
 ) {
     naive::backward(problem, window, rows, saved, gradients);
-}
-
-fn of_rows<'a, T>(d_q: ViewMut<'a, T>, d_k: ViewMut<'a, T>, d_v: ViewMut<'a, T>) -> AttentionGradients<'a, T> {
-    AttentionGradients {
-        d_q,
-        d_k,
-        d_v,
-        d_bias: None,
-        d_weight: None,
-        d_score_mod: None,
-        d_sinks: None,
-        d_gate_cumsum: None,
-        d_decay_cumsum: None,
-        d_positions: None,
-        d_relative: None,
-        d_path: None,
-        d_householder: None,
-    }
 }
 
 fn check<T: Number>(problem: &AttentionProblem<T>) {

@@ -145,19 +145,12 @@ mod tests {
         naive::forward(&problem, q, k, v, ViewMut::new(&mut out, strides), &mut lse);
         let saved = AttentionSaved { q, k, v, out: view(&out), lse: &lse, d_out: view(d_out) };
         let gradients = AttentionGradients {
-            d_q: ViewMut::new(&mut d_q, strides),
-            d_k: ViewMut::new(&mut d_k, strides),
-            d_v: ViewMut::new(&mut d_v, strides),
             d_bias: Some(&mut d_bias),
-            d_weight: None,
-            d_score_mod: None,
-            d_sinks: None,
-            d_gate_cumsum: None,
-            d_decay_cumsum: None,
-            d_positions: None,
-            d_relative: None,
-            d_path: None,
-            d_householder: None,
+            ..AttentionGradients::of_rows(
+                ViewMut::new(&mut d_q, strides),
+                ViewMut::new(&mut d_k, strides),
+                ViewMut::new(&mut d_v, strides),
+            )
         };
         naive::backward(&problem, saved, gradients);
         [out, lse, d_q, d_k, d_v, d_bias]

@@ -946,25 +946,7 @@ fn gradients_that_share_elements_are_refused() {
         d_out: zeros_view,
     };
     let [d_q, d_k, d_v] = ViewMut::parts(&mut buffer, [0, 4, 2], strides);
-    naive::backward(
-        &problem,
-        saved,
-        AttentionGradients {
-            d_q,
-            d_k,
-            d_v,
-            d_bias: None,
-            d_weight: None,
-            d_score_mod: None,
-            d_sinks: None,
-            d_gate_cumsum: None,
-            d_decay_cumsum: None,
-            d_positions: None,
-            d_relative: None,
-            d_path: None,
-            d_householder: None,
-        },
-    );
+    naive::backward(&problem, saved, AttentionGradients::of_rows(d_q, d_k, d_v));
 }
 
 #[test]

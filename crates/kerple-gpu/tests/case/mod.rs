@@ -154,19 +154,14 @@ impl Case {
             d_out: view(&self.d_out, of_queries),
         };
         let gradients = attention::AttentionGradients {
-            d_q: ViewMut::new(&mut d_q, of_queries),
-            d_k: ViewMut::new(&mut d_k, of_keys),
-            d_v: ViewMut::new(&mut d_v, of_keys),
             d_bias: d_bias.as_deref_mut(),
             d_weight: d_weight.as_deref_mut(),
-            d_score_mod: None,
-            d_sinks: None,
             d_gate_cumsum: d_gate_cumsum.as_deref_mut(),
-            d_decay_cumsum: None,
-            d_positions: None,
-            d_relative: None,
-            d_path: None,
-            d_householder: None,
+            ..AttentionGradients::of_rows(
+                ViewMut::new(&mut d_q, of_queries),
+                ViewMut::new(&mut d_k, of_keys),
+                ViewMut::new(&mut d_v, of_keys),
+            )
         };
         naive::backward(&problem, saved, gradients);
         // the kernels write the lowest number in place of minus infinity
