@@ -101,13 +101,12 @@ impl TensorKv {
             householder: products,
             ..context.scores(FromRows { gates: gates.clone(), feature_gates, relative, path, householder })
         };
-        let a = match &self.linear {
-            None if far.is_some() => {
-                let (far, window) = far.expect("it is some");
+        let a = match (&self.linear, far) {
+            (None, Some((far, window))) => {
                 let rows = TurnedRows { near: [q, k], far, window };
                 grouped_attention::attention(rows, v, scoring.clone(), &context.mask, self.implementation)
             }
-            None if scoring.selective.is_some() => {
+            (None, None) if scoring.selective.is_some() => {
                 let before = self.masked.take().map(|masked| {
                     let of_new = Tensor::zeros([batch, 1, 1, len], (&masked.device(), masked.dtype()));
                     Tensor::cat(vec![masked, of_new], 3)
@@ -116,8 +115,8 @@ impl TensorKv {
                 self.masked = Some(sums);
                 out
             }
-            None => attention::attention(q, k, v, scoring.clone(), &scores(), self.implementation),
-            Some(linear) => linear_attention::reference([q, k, v], linear, &context.mask, gates, &context.linear),
+            (None, None) => attention::attention(q, k, v, scoring.clone(), &scores(), self.implementation),
+            (Some(linear), _) => linear_attention::reference([q, k, v], linear, &context.mask, gates, &context.linear),
         };
         a.swap_dims(1, 2).reshape([batch, len, heads.inner()])
     }
