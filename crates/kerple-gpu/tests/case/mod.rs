@@ -5,8 +5,8 @@ use cubecl::client::Client;
 use cubecl::prelude::CubeElement;
 use cubecl::server::Handle;
 use kerple_core::attention::{
-    self, AttentionDims, AttentionProblem, KeyInterval, Mask, PackedDocuments, ScoreTable, ScoreTransform, Strides,
-    View, ViewMut, naive,
+    self, AttentionDims, AttentionGradients, AttentionProblem, KeyInterval, Mask, PackedDocuments, ScoreTable,
+    ScoreTransform, Strides, View, ViewMut, naive,
 };
 use kerple_core::forms::{Normalizer, Strided};
 use kerple_gpu::attention::tile::TileShape;
@@ -153,7 +153,7 @@ impl Case {
             lse: &lse,
             d_out: view(&self.d_out, of_queries),
         };
-        let gradients = attention::AttentionGradients {
+        let gradients = AttentionGradients {
             d_bias: d_bias.as_deref_mut(),
             d_weight: d_weight.as_deref_mut(),
             d_gate_cumsum: d_gate_cumsum.as_deref_mut(),
