@@ -47,10 +47,11 @@ struct ExperimentFile {
 }
 
 /// Every experiment file, by paper and scale.
-const FILES: [ExperimentFile; 21] = [
+const FILES: [ExperimentFile; 26] = [
     ExperimentFile { paper: "arena", scale: "small", text: include_str!("../experiments/arena-small.toml") },
     ExperimentFile { paper: "borders", scale: "small", text: include_str!("../experiments/borders-small.toml") },
     ExperimentFile { paper: "budget", scale: "small", text: include_str!("../experiments/budget-small.toml") },
+    ExperimentFile { paper: "cost", scale: "small", text: include_str!("../experiments/cost-small.toml") },
     ExperimentFile { paper: "dape", scale: "smoke", text: include_str!("../experiments/dape-smoke.toml") },
     ExperimentFile { paper: "dape", scale: "small", text: include_str!("../experiments/dape-small.toml") },
     ExperimentFile { paper: "dape", scale: "paper", text: include_str!("../experiments/dape-paper.toml") },
@@ -64,11 +65,15 @@ const FILES: [ExperimentFile; 21] = [
     ExperimentFile { paper: "languages", scale: "small", text: include_str!("../experiments/languages-small.toml") },
     ExperimentFile { paper: "length", scale: "smoke", text: include_str!("../experiments/length-smoke.toml") },
     ExperimentFile { paper: "length", scale: "small", text: include_str!("../experiments/length-small.toml") },
+    ExperimentFile { paper: "levels", scale: "small", text: include_str!("../experiments/levels-small.toml") },
+    ExperimentFile { paper: "order", scale: "small", text: include_str!("../experiments/order-small.toml") },
     ExperimentFile { paper: "reach", scale: "small", text: include_str!("../experiments/reach-small.toml") },
     ExperimentFile { paper: "seeds", scale: "small", text: include_str!("../experiments/seeds-small.toml") },
+    ExperimentFile { paper: "shift", scale: "small", text: include_str!("../experiments/shift-small.toml") },
     ExperimentFile { paper: "spe", scale: "smoke", text: include_str!("../experiments/spe-smoke.toml") },
     ExperimentFile { paper: "spe", scale: "small", text: include_str!("../experiments/spe-small.toml") },
     ExperimentFile { paper: "spe", scale: "paper", text: include_str!("../experiments/spe-paper.toml") },
+    ExperimentFile { paper: "windows", scale: "small", text: include_str!("../experiments/windows-small.toml") },
 ];
 
 /// Name of the folder of prepared texts.

@@ -301,7 +301,8 @@ pub struct CompareArgs {
 #[derive(Debug, Args)]
 pub struct ReproduceArgs {
     /// A paper: kerple, dape or spe; or an experiment of this project: arena, borders, budget,
-    /// decay, documents, draws, induction, languages, length, reach or seeds.
+    /// cost, decay, documents, draws, induction, languages, length, levels, order, reach, seeds,
+    /// shift or windows.
     pub paper: String,
     /// smoke (minutes), small (hours on two cores) or paper (the paper's own sizes).
     #[arg(long, default_value = "small")]
