@@ -32,7 +32,7 @@ pub use normalizer::{Normalizer, SOFTPICK_EPS, StickBreaking};
 pub use position_kernel::{LearnedPositions, PositionKernel};
 pub use scores::{
     HouseholderPath, PathBias, RelativeBias, ScoreBlock, ScoreDependency, ScoreMod, ScoreModGradients, ScoreTable,
-    ScoreTransform, Strided, ValueMod,
+    ScoreTransform, SoftmaxMod, SoftmaxRows, Strided, ValueMod,
 };
 pub(crate) use scores::{visible_keys, visible_sink_tokens};
 pub use selection::{Selection, Selective};

@@ -4,6 +4,7 @@
 
 use super::vectorized;
 use crate::cpu::Number;
+use std::hint::select_unpredictable;
 
 /// Partial results kept side by side; as many as fill the pipelines of a core with AVX-512.
 const LANES: usize = 64;
@@ -68,7 +69,8 @@ pub(crate) fn sum<T: Number, const N: usize>(slices: [&[T]; N], term: impl Fn([T
 /// The largest element, NaN ignored; minus infinity if there is none.
 #[inline(always)]
 pub(crate) fn max<T: Number>(values: &[T]) -> T {
-    let larger = |a: T, b: T| if b > a { b } else { a };
+    // an `if` would become a store of the lanes that grow, which some processors do one by one
+    let larger = |a: T, b: T| select_unpredictable(b > a, b, a);
     combine(fold_lanes([values], T::NEG_INFINITY, |largest, [value]| larger(largest, value)), larger)
 }
 

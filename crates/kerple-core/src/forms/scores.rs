@@ -204,6 +204,41 @@ pub trait ScoreMod<T>: Debug + Sync {
     fn values(&self) -> Option<&dyn ValueMod<T>> {
         None
     }
+
+    /// The map with its softmax, where the backward of both in one shares what the map computes.
+    fn softmax(&self) -> Option<&dyn SoftmaxMod<T>> {
+        None
+    }
+}
+
+/// A [`ScoreMod`] and the softmax of what it makes, backwards:
+///
+/// ```text
+/// p = exp(z - lse)        dz = p (d - delta)        z the mapped scores, d the gradient in the weights p
+/// ```
+pub trait SoftmaxMod<T> {
+    /// Writes the weights of a block and does what [`ScoreMod::backward`] does, given the gradient in the weights in place of that in
+    /// the mapped scores. What is written where a row does not see is ignored, in both arrays.
+    ///
+    /// # Shapes
+    /// `scores`, `weights`: `[H, rows, columns]`, columns being whole vectors
+    fn softmax_backward(
+        &self,
+        block: &ScoreBlock<T>,
+        rows: SoftmaxRows<T>,
+        scores: &[T],
+        weights: &mut [T],
+        gradients: ScoreModGradients<T>,
+    );
+}
+
+/// What the backward of a softmax reads of each row, `[H, rows]`.
+#[derive(Clone, Copy, Debug)]
+pub struct SoftmaxRows<'a, T> {
+    /// Log of the sum of exponentials; minus infinity where a row has no weights.
+    pub lse: &'a [T],
+    /// `d_out.out`
+    pub delta: &'a [T],
 }
 
 /// Vectors that are added to values: the output of a row is a weighted sum of `v[j] + a(i, j)`,

@@ -38,7 +38,7 @@ impl<'a, T: Number> BiasSource<'a, T> {
         if let BiasSource::Fire(fire) = self { Some(fire.scratch()) } else { None }
     }
 
-    /// The biases of pairs whose first has this distance, `[H, WIDTH]`.
+    /// The biases of pairs whose first has this distance, `[H, WIDTH]` and a vector more.
     #[inline(always)]
     pub(super) fn load<L: Lanes<Number = T>>(
         &self,

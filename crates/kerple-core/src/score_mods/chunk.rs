@@ -17,6 +17,11 @@ pub(super) fn channels<T: Number>(count: usize) -> Vec<T> {
     vec![T::ZERO; count * WIDTH]
 }
 
+/// The same, and a vector more.
+pub(super) fn channels_and_vector<T: Number>(count: usize) -> Vec<T> {
+    vec![T::ZERO; count * WIDTH + ROOM]
+}
+
 /// Copies `[channels, stride]` to `[channels, WIDTH]` and clears up to a whole vector.
 #[inline(always)]
 pub(super) fn load<L: Lanes>(_: L, from: &[L::Number], stride: usize, to: &mut [L::Number], columns: usize) {
@@ -26,14 +31,17 @@ pub(super) fn load<L: Lanes>(_: L, from: &[L::Number], stride: usize, to: &mut [
     }
 }
 
+/// What a hidden unit multiplies its input and its gradient by: 1 where `x`, its input or its value, is positive, `slope` elsewhere. As a
+/// factor, since code that stores a number or leaves it as it is compiles to a branch for each.
+#[inline(always)]
+pub(super) fn factor<T: Number>(x: T, slope: T) -> T {
+    if x > T::ZERO { T::ONE } else { slope }
+}
+
 /// `x` where it is positive, `slope x` elsewhere, in place.
 #[inline(always)]
-pub(super) fn rectify<T: Number>(values: &mut [T], slope: T, columns: usize) {
-    for row in values.chunks_exact_mut(WIDTH) {
-        for value in &mut row[..columns] {
-            *value = if *value > T::ZERO { *value } else { slope * *value };
-        }
-    }
+pub(super) fn rectify<T: Number>(values: &mut [T], slope: T) {
+    values.iter_mut().for_each(|value| *value = factor(*value, slope) * *value);
 }
 
 /// Sums `sum over columns of a[m] b[n]`, `[M, N]`, each kept as a vector of partial sums until all chunks are in.

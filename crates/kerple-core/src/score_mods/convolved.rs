@@ -29,7 +29,7 @@ mod taps;
 
 use super::ScoreModExtent;
 use super::bias::{BiasSource, Diagonals};
-use super::chunk::{WIDTH, channels};
+use super::chunk::{self, WIDTH, channels_and_vector};
 use super::fire::{self, KeyPairs};
 use super::mixed::{Mixed, cut};
 use super::network::{Edge, Network, SLOPE, Variant};
@@ -261,7 +261,7 @@ impl<T: Number> ConvolvedMod<'_, T> {
             mapped: array(heads),
             hidden: array(self.network.hidden),
             fire: self.source.scratch(),
-            chunk: channels(heads),
+            chunk: channels_and_vector(heads),
         }
     }
 
@@ -327,9 +327,7 @@ impl<T: Number> ConvolvedMod<'_, T> {
         row.clear(hidden, stride);
         let slope = T::from_f64(SLOPE);
         for hidden in hidden.chunks_exact_mut(stride) {
-            for value in &mut hidden[row.hidden.clone()] {
-                *value = if *value > T::ZERO { *value } else { slope * *value };
-            }
+            chunk::rectify(&mut hidden[row.hidden.clone()], slope);
         }
     }
 

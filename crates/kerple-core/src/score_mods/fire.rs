@@ -17,12 +17,13 @@ mod lines;
 mod pieces;
 
 use super::ScoreModExtent;
-use super::chunk::{WIDTH, channels};
+use super::chunk::{WIDTH, channels, channels_and_vector};
 use crate::Number;
 use crate::cpu::lanes::{Lanes, SimdKernel};
 use crate::tiles::rows::Transpose;
 pub use lines::FireLines;
 use pieces::FirePieces;
+use std::ops::Range;
 
 /// Sizes and constants.
 #[derive(Clone, Debug, PartialEq)]
@@ -84,35 +85,57 @@ pub(super) struct KeyPairs {
 }
 
 impl KeyPairs {
-    /// Calls `f` with the place, distance and later token of each.
+    /// How many of the keys are the query or come before it.
     #[inline(always)]
-    fn each(self, drawn: Option<&[usize]>, mut f: impl FnMut(usize, usize, usize)) {
-        match drawn {
-            None => self.each_token(f),
-            Some(drawn) => self.each_token(|at, tokens, later| f(at, drawn[later] - drawn[later - tokens], later)),
-        }
+    fn behind(self) -> usize {
+        (self.query + 1 - self.first_key as isize).clamp(0, self.count as isize) as usize
     }
 
-    /// The same by the number of tokens between the two.
+    /// Adds to the number of each pair one of its distance times one of its later token.
     #[inline(always)]
-    fn each_token(self, mut f: impl FnMut(usize, usize, usize)) {
-        let behind = (self.query + 1 - self.first_key as isize).clamp(0, self.count as isize) as usize;
-        for at in 0..behind {
-            f(at, self.query as usize - self.first_key - at, self.query as usize);
+    fn add_products<T: Number>(self, drawn: Option<&[usize]>, by_distance: &[T], by_token: &[T], to: &mut [T]) {
+        let KeyPairs { query, first_key, count } = self;
+        let (behind, after) = to[..count].split_at_mut(self.behind());
+        let first_after = first_key + behind.len();
+        if let Some(drawn) = drawn {
+            let (query, of_query) = (drawn[query as usize], by_token[query as usize]);
+            for (key, to) in drawn[first_key..].iter().zip(behind) {
+                *to += by_distance[query - key] * of_query;
+            }
+            for ((key, token), to) in drawn[first_after..].iter().zip(&by_token[first_after..]).zip(after) {
+                *to += by_distance[key - query] * *token;
+            }
+            return;
         }
-        for at in behind..self.count {
-            let key = self.first_key + at;
-            f(at, (key as isize - self.query) as usize, key);
+        if !behind.is_empty() {
+            let nearest = query as usize + 1 - first_after;
+            let of_query = by_token[query as usize];
+            let distances = by_distance[nearest..nearest + behind.len()].iter().rev();
+            behind.iter_mut().zip(distances).for_each(|(to, of)| *to += *of * of_query);
+        }
+        if !after.is_empty() {
+            let distances = &by_distance[(first_after as isize - query) as usize..];
+            let products = distances.iter().zip(&by_token[first_after..]);
+            after.iter_mut().zip(products).for_each(|(to, (distance, token))| *to += *distance * *token);
         }
     }
 }
 
-/// What a chunk needs: of each pair t and its piece, and with heads as lanes, `[WIDTH, room]`, biases or their gradient.
+/// Consecutive keys whose t lie in one piece.
+struct Run {
+    keys: Range<usize>,
+    piece: usize,
+}
+
+/// What a chunk needs.
 pub(super) struct FireScratch<T> {
+    /// Of each pair; a vector longer than a chunk.
     t: Vec<T>,
-    piece: Vec<usize>,
+    /// Of all keys, in their order.
+    runs: Vec<Run>,
     /// What else the gradient of a pair is multiplied by: the derivatives of t in c and in m.
     slopes: [Vec<T>; 2],
+    /// The gradient in biases, with heads as lanes: `[WIDTH, room]`.
     by_head: Vec<T>,
     /// `[room, WIDTH]`
     by_key: Vec<T>,
@@ -153,24 +176,40 @@ impl<'a, T: Number> FireBias<'a, T> {
     }
 
     pub(super) fn scratch(&self) -> FireScratch<T> {
-        let [t, in_c, in_m] = [(); 3].map(|()| channels(1));
+        let [in_c, in_m] = [(); 2].map(|()| channels(1));
+        let t = channels_and_vector(1);
         let [by_head, by_key] = [(); 2].map(|()| channels(self.pieces.room));
-        FireScratch { t, piece: vec![0; WIDTH], slopes: [in_c, in_m], by_head, by_key }
+        FireScratch { t, runs: Vec::new(), slopes: [in_c, in_m], by_head, by_key }
     }
 
-    /// Finds t and the piece of each pair.
+    /// Finds t of each pair, and the runs.
     #[inline(always)]
     pub(super) fn place(&self, pairs: KeyPairs, scratch: &mut FireScratch<T>) {
-        let FireScratch { t, piece, .. } = scratch;
-        pairs.each(self.drawn, |at, distance, later| t[at] = self.psi[0][distance] * self.inverse[0][later]);
-        let mut last = 0;
-        for (t, piece) in t[..pairs.count].iter().zip(piece) {
-            last = self.pieces.find(*t, last);
-            *piece = last;
+        let FireScratch { t, runs, .. } = scratch;
+        t.fill(T::ZERO);
+        pairs.add_products(self.drawn, &self.psi[0], &self.inverse[0], t);
+        runs.clear();
+        let (behind, after) = t[..pairs.count].split_at(pairs.behind());
+        let (mut first, mut piece) = (0, 0);
+        // nearer keys have a smaller t
+        while let Some(furthest) = behind.get(first) {
+            piece = self.pieces.find(*furthest, piece);
+            let start = self.pieces.start(piece);
+            let count = behind[first..].partition_point(|t| start.is_none_or(|start| *t > start));
+            let end = first + count.max(1);
+            runs.push(Run { keys: first..end, piece });
+            first = end;
+        }
+        for (key, t) in (first..).zip(after) {
+            piece = self.pieces.find(*t, piece);
+            match runs.last_mut() {
+                Some(run) if run.piece == piece => run.keys.end += 1,
+                _ => runs.push(Run { keys: key..key + 1, piece }),
+            }
         }
     }
 
-    /// The bias of a chunk, `[H, WIDTH]`, with zeros up to a whole vector.
+    /// The bias of a chunk, `[H, WIDTH]` and a vector more, with zeros up to a whole vector.
     #[inline(always)]
     pub(super) fn bias<L: Lanes<Number = T>>(
         &self,
@@ -180,21 +219,7 @@ impl<'a, T: Number> FireBias<'a, T> {
         to: &mut [T],
     ) {
         self.place(pairs, scratch);
-        let (columns, room) = (pairs.count.next_multiple_of(L::COUNT), self.pieces.room);
-        let FireScratch { t, piece, by_head, by_key, .. } = scratch;
-        let rows = by_head.chunks_exact_mut(room).zip(t.iter().zip(&*piece));
-        for (row, (&t, &piece)) in rows.take(pairs.count) {
-            let (values, slopes) = self.pieces.line(piece);
-            for (to, (value, slope)) in row.iter_mut().zip(values.iter().zip(slopes)) {
-                *to = *slope * t + *value;
-            }
-        }
-        let (from, to_keys) = (&by_head[..], &mut by_key[..]);
-        let rows = pairs.count;
-        lanes.run(Transpose { from, stride: room, rows, head_dim: room, factor: T::ONE, to: to_keys, width: WIDTH });
-        for (to, from) in to.chunks_exact_mut(WIDTH).zip(by_key.chunks_exact(WIDTH)) {
-            to[..columns].copy_from_slice(&from[..columns]);
-        }
+        lanes.run(FireRuns { over: self, count: pairs.count, t: &scratch.t, runs: &scratch.runs, to });
     }
 
     /// Numbers that [`FireBias::backward`] adds to.
@@ -202,38 +227,36 @@ impl<'a, T: Number> FireBias<'a, T> {
         self.pieces.count() * MOMENTS * self.pieces.room
     }
 
-    /// Adds what a chunk brings, given the gradient in its bias, `[H, stride]`; `scratch` is as [`FireBias::place`] left it.
+    /// Adds what a chunk brings, given the gradient in its bias, `[H, WIDTH]`; `scratch` is as [`FireBias::place`] left it.
     #[inline(always)]
     pub(super) fn backward<L: Lanes<Number = T>>(
         &self,
         lanes: L,
         pairs: KeyPairs,
-        (d_bias, stride): (&[T], usize),
+        d_bias: &[T],
         scratch: &mut FireScratch<T>,
         sums: &mut [T],
     ) {
         let room = self.pieces.room;
-        let FireScratch { t, piece, slopes: [in_c, in_m], by_head, by_key } = scratch;
+        let FireScratch { t, runs, slopes: [in_c, in_m], by_head, by_key } = scratch;
         let ([psi, psi_in_c], [inverse, inverse_in_c, inverse_in_m]) = (&self.psi, &self.inverse);
-        pairs.each(self.drawn, |at, distance, later| {
-            in_c[at] = psi_in_c[distance] * inverse[later] + psi[distance] * inverse_in_c[later];
-            in_m[at] = psi[distance] * inverse_in_m[later];
-        });
+        let drawn = self.drawn;
+        in_c.fill(T::ZERO);
+        in_m.fill(T::ZERO);
+        pairs.add_products(drawn, psi_in_c, inverse, in_c);
+        pairs.add_products(drawn, psi, inverse_in_c, in_c);
+        pairs.add_products(drawn, psi, inverse_in_m, in_m);
         // whole squares of heads, of which the last are zero
-        for (to, from) in by_key.chunks_exact_mut(WIDTH).zip(d_bias.chunks(stride).take(self.heads)) {
+        for (to, from) in by_key.chunks_exact_mut(WIDTH).zip(d_bias.chunks_exact(WIDTH).take(self.heads)) {
             to[..pairs.count].copy_from_slice(&from[..pairs.count]);
         }
         by_key[self.heads * WIDTH..].fill(T::ZERO);
         let (from, to, head_dim) = (&by_key[..], &mut by_head[..], pairs.count);
         lanes.run(Transpose { from, stride: WIDTH, rows: room, head_dim, factor: T::ONE, to, width: room });
-        let mut first = 0;
-        while first < pairs.count {
-            let own = piece[first];
-            let run = first..first + piece[first..pairs.count].iter().take_while(|piece| **piece == own).count();
-            first = run.end;
-            let factors = [&t[run.clone()], &in_c[run.clone()], &in_m[run.clone()]];
-            let sums = &mut sums[own * MOMENTS * room..][..MOMENTS * room];
-            lanes.run(FireMoments { d: &by_head[run.start * room..run.end * room], factors, sums });
+        for Run { keys, piece } in &*runs {
+            let factors = [&t[keys.clone()], &in_c[keys.clone()], &in_m[keys.clone()]];
+            let sums = &mut sums[piece * MOMENTS * room..][..MOMENTS * room];
+            lanes.run(FireMoments { d: &by_head[keys.start * room..keys.end * room], factors, sums });
         }
     }
 
@@ -264,6 +287,41 @@ impl<'a, T: Number> FireBias<'a, T> {
             }
         }
         to.iter_mut().zip(sum).for_each(|(to, sum)| *to += T::from_f64(sum));
+    }
+}
+
+/// Writes the biases of a chunk, `[H, WIDTH]`, head by head: a line in t for each run.
+struct FireRuns<'a, 'f, T> {
+    over: &'a FireBias<'f, T>,
+    count: usize,
+    t: &'a [T],
+    runs: &'a [Run],
+    to: &'a mut [T],
+}
+
+impl<T: Number> SimdKernel<T> for FireRuns<'_, '_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes<Number = T>>(self, lanes: L) {
+        let FireRuns { over, count, t, runs, to } = self;
+        assert!(count <= WIDTH && runs.iter().all(|run| run.keys.end <= count));
+        assert!(t.len() >= WIDTH + L::COUNT && to.len() >= over.heads * WIDTH + L::COUNT);
+        for head in 0..over.heads {
+            for Run { keys, piece } in runs {
+                let (values, slopes) = over.pieces.line(*piece);
+                let (value, slope) = (lanes.splat(values[head]), lanes.splat(slopes[head]));
+                for key in keys.clone().step_by(L::COUNT) {
+                    // SAFETY: a key is below WIDTH, so the assertions bound a vector from it on. What is written beyond a run,
+                    // the next one or the next head writes over.
+                    unsafe {
+                        let line = lanes.add(lanes.mul(slope, lanes.load(t.as_ptr().add(key))), value);
+                        lanes.store(to.as_mut_ptr().add(head * WIDTH + key), line);
+                    }
+                }
+            }
+            to[head * WIDTH..][count..count.next_multiple_of(L::COUNT)].fill(T::ZERO);
+        }
     }
 }
 

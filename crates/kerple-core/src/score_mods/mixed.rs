@@ -13,13 +13,15 @@
 use super::bias::{BiasSource, Diagonals};
 use super::chunk::{self, WIDTH, channels};
 use super::fire::{self, Fire, KeyPairs};
-use super::network::{self, Network, NetworkInput};
+use super::network::{self, Channels, Network, NetworkInput};
 use super::{ScoreModExtent, ScoreModSpec};
 use crate::Number;
 use crate::cpu::lanes::{Lanes, SimdKernel, run};
-use crate::forms::{ScoreBlock, ScoreDependency, ScoreMod, ScoreModGradients};
+use crate::forms::{ScoreBlock, ScoreDependency, ScoreMod, ScoreModGradients, SoftmaxMod, SoftmaxRows};
 use crate::tiles::microkernel::StoreMode;
 use crate::tiles::rows::Transpose;
+use crate::tiles::softmax::SoftmaxBackward;
+use std::ops::Range;
 
 /// A bias and perhaps a network.
 #[derive(Clone, Debug, PartialEq)]
@@ -104,7 +106,7 @@ impl<T: Number> ScoreMod<T> for MixedMod<'_, T> {
 
     fn backward(&self, block: &ScoreBlock<T>, scores: &[T], gradients: ScoreModGradients<T>) {
         let ScoreModGradients { d_scores, d_q: _, sums } = gradients;
-        run(MixedBackward { over: self, block, scores, d_scores, sums });
+        run(MixedBackward { over: self, block, scores, softmax: None, d_scores, sums });
     }
 
     fn sums(&self) -> usize {
@@ -114,14 +116,36 @@ impl<T: Number> ScoreMod<T> for MixedMod<'_, T> {
     fn finish(&self, sums: &[T], d_parameters: &mut [T]) {
         run(MixedFinish { over: self, sums, to: d_parameters });
     }
+
+    fn softmax(&self) -> Option<&dyn SoftmaxMod<T>> {
+        self.network.is_some().then_some(self)
+    }
+}
+
+impl<T: Number> SoftmaxMod<T> for MixedMod<'_, T> {
+    fn softmax_backward(
+        &self,
+        block: &ScoreBlock<T>,
+        rows: SoftmaxRows<T>,
+        scores: &[T],
+        weights: &mut [T],
+        gradients: ScoreModGradients<T>,
+    ) {
+        let ScoreModGradients { d_scores, d_q: _, sums } = gradients;
+        let softmax = Some(MixedSoftmax { rows, weights });
+        run(MixedBackward { over: self, block, scores, softmax, d_scores, sums });
+    }
 }
 
 /// The pairs of one row that are handled at a time: whole vectors of keys, unseen ones at both ends.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct KeyChunk {
+    row: usize,
     /// Where they start in the scores of the first head.
     at: usize,
     keys: usize,
+    /// Those that the row sees.
+    seen: Range<usize>,
     /// Distance of the first.
     distance: isize,
     /// Without the unseen keys after the last.
@@ -138,14 +162,16 @@ fn each_chunk<L: Lanes>(block: &ScoreBlock<L::Number>, mut f: impl FnMut(KeyChun
             let query = block.first_position + row as isize;
             let keys = (end - first).min(WIDTH);
             let pairs = KeyPairs { query, first_key: block.first_key + first, count: keys.min(visible.end - first) };
-            f(KeyChunk { at: row * block.columns + first, keys, distance: block.distance(row, first), pairs });
+            let seen = visible.start.saturating_sub(first)..pairs.count;
+            let (at, distance) = (row * block.columns + first, block.distance(row, first));
+            f(KeyChunk { row, at, keys, seen, distance, pairs });
         }
     }
 }
 
 /// A row of each head, `keys` long: `f(head, row)`.
 #[inline(always)]
-fn each_head<T>(all: &mut [T], chunk: KeyChunk, stride: usize, mut f: impl FnMut(usize, &mut [T])) {
+fn each_head<T>(all: &mut [T], chunk: &KeyChunk, stride: usize, mut f: impl FnMut(usize, &mut [T])) {
     for (head, row) in all[chunk.at..].chunks_mut(stride).enumerate() {
         f(head, &mut row[..chunk.keys]);
     }
@@ -153,8 +179,14 @@ fn each_head<T>(all: &mut [T], chunk: KeyChunk, stride: usize, mut f: impl FnMut
 
 /// What a chunk is computed in.
 struct MixedScratch<T> {
+    /// Scores and the gradient in f, copied: `[H, WIDTH]`. In their block, the heads of a pair lie in the same few lines of the cache.
+    scores: Vec<T>,
+    d_f: Vec<T>,
     /// `[H, WIDTH]`
+    mapped: Vec<T>,
+    /// `[H, WIDTH]` and a vector more.
     bias: Vec<T>,
+    /// `[H, WIDTH]`
     d_bias: Vec<T>,
     /// With keys as lanes, `[room, WIDTH]`.
     hidden: Vec<T>,
@@ -184,9 +216,10 @@ pub(super) fn cut_mut<T, const N: usize>(mut all: &mut [T], lengths: [usize; N])
 impl<T: Number> MixedMod<'_, T> {
     fn scratch(&self) -> MixedScratch<T> {
         let room = self.network.as_ref().map_or(0, |network| network.room);
-        let [bias, d_bias] = [(); 2].map(|()| channels(self.mixed.heads));
+        let [scores, d_f, mapped, d_bias] = [(); 4].map(|()| channels(self.mixed.heads));
+        let bias = chunk::channels_and_vector(self.mixed.heads);
         let [hidden, units, d_units] = [(); 3].map(|()| channels(room));
-        MixedScratch { bias, d_bias, hidden, units, d_units, fire: self.source.scratch() }
+        MixedScratch { scores, d_f, mapped, bias, d_bias, hidden, units, d_units, fire: self.source.scratch() }
     }
 
     /// Columns of what is summed by distance; where there is no table, by the place in a chunk.
@@ -268,7 +301,7 @@ impl<T: Number> MixedMod<'_, T> {
         scratch: &mut MixedScratch<T>,
     ) {
         let (keys, stride, column) = (chunk.keys, block.rows * block.columns, self.column(chunk.distance));
-        let MixedScratch { bias, hidden, fire, .. } = scratch;
+        let MixedScratch { scores: copied, bias, hidden, fire, .. } = scratch;
         let (bias, bias_stride) = match (&self.source, fire) {
             (BiasSource::Table(table), _) => (&table.bias[column..], table.stride),
             (BiasSource::Fire(of), Some(fire)) => {
@@ -277,27 +310,50 @@ impl<T: Number> MixedMod<'_, T> {
             }
             _ => (&bias[..], WIDTH),
         };
-        if let Some(network) = &self.network {
-            let store = match &self.source {
-                BiasSource::Table(table) => StoreMode::AddTo(&table.hidden[0][column..], table.stride),
-                BiasSource::Fire(_) | BiasSource::None => StoreMode::AddTo(&network.constant[0], WIDTH),
-            };
-            network.first_onto(lanes, NetworkInput::Scores, (&scores[chunk.at..], stride), store, hidden, keys);
-            if let BiasSource::Fire(_) = self.source {
-                network.add_first(lanes, NetworkInput::Biases, (bias, WIDTH), hidden, keys);
-            }
-        }
-        each_head(scores, chunk, stride, |head, row| {
-            let constant = self.network.as_ref().map_or(T::ZERO, |network| network.second_bias[head]);
+        let Some(network) = &self.network else {
             if self.mixed.adds_bias() {
-                row.iter_mut().zip(&bias[head * bias_stride..]).for_each(|(to, bias)| *to += *bias + constant);
+                each_head(scores, &chunk, stride, |head, row| {
+                    row.iter_mut().zip(&bias[head * bias_stride..]).for_each(|(to, bias)| *to += *bias);
+                });
+            }
+            return;
+        };
+        chunk::load(lanes, &scores[chunk.at..], stride, copied, keys);
+        let store = match &self.source {
+            BiasSource::Table(table) => StoreMode::AddTo(&table.hidden[0][column..], table.stride),
+            BiasSource::Fire(_) | BiasSource::None => StoreMode::AddTo(&network.constant[0], WIDTH),
+        };
+        network.first_onto(lanes, NetworkInput::Scores, (copied, WIDTH), store, hidden, keys);
+        if let BiasSource::Fire(_) = self.source {
+            network.add_first(lanes, NetworkInput::Biases, (bias, WIDTH), hidden, keys);
+        }
+        for units in hidden.chunks_exact_mut(WIDTH) {
+            chunk::rectify(&mut units[..keys], T::from_f64(network::SLOPE));
+        }
+        self.add_result(lanes, network, (bias, bias_stride), hidden, copied, keys);
+        each_head(scores, &chunk, stride, |head, row| row.copy_from_slice(&copied[head * WIDTH..][..keys]));
+    }
+
+    /// Adds the bias, where it is added, and f to scores, `[H, WIDTH]`; `hidden` are units with keys as lanes.
+    #[inline(always)]
+    fn add_result<L: Lanes<Number = T>>(
+        &self,
+        lanes: L,
+        network: &network::NetworkUnits<T>,
+        (bias, stride): Channels<T>,
+        hidden: &[T],
+        to: &mut [T],
+        keys: usize,
+    ) {
+        for (head, row) in to.chunks_exact_mut(WIDTH).enumerate() {
+            let (row, constant) = (&mut row[..keys], network.second_bias[head]);
+            if self.mixed.adds_bias() {
+                row.iter_mut().zip(&bias[head * stride..]).for_each(|(to, bias)| *to += *bias + constant);
             } else {
                 row.iter_mut().for_each(|to| *to += constant);
             }
-        });
-        if let Some(network) = &self.network {
-            network.add_second(lanes, hidden, (&mut scores[chunk.at..], stride), keys);
         }
+        network.add_second(lanes, hidden, (to, WIDTH), keys);
     }
 }
 
@@ -305,8 +361,17 @@ struct MixedBackward<'a, T> {
     over: &'a MixedMod<'a, T>,
     block: &'a ScoreBlock<'a, T>,
     scores: &'a [T],
+    softmax: Option<MixedSoftmax<'a, T>>,
+    /// The gradient in mapped scores, or with a softmax in weights.
     d_scores: &'a mut [T],
     sums: &'a mut [T],
+}
+
+/// The softmax that a backward goes through.
+struct MixedSoftmax<'a, T> {
+    rows: SoftmaxRows<'a, T>,
+    /// `[H, rows, columns]`
+    weights: &'a mut [T],
 }
 
 impl<T: Number> SimdKernel<T> for MixedBackward<'_, T> {
@@ -314,8 +379,9 @@ impl<T: Number> SimdKernel<T> for MixedBackward<'_, T> {
 
     #[inline(always)]
     fn run<L: Lanes<Number = T>>(self, lanes: L) {
-        let MixedBackward { over, block, scores, d_scores, sums } = self;
+        let MixedBackward { over, block, scores, mut softmax, d_scores, sums } = self;
         if let Some(WideBlock { block: wide, values: mut d_all }) = widened::<L>(block, d_scores) {
+            assert!(softmax.is_none(), "columns are whole vectors where a backward goes through the softmax");
             let (mut all, columns) = (vec![T::ZERO; d_all.len()], wide.columns);
             copy_columns((scores, block.columns), (&mut all, columns));
             over.backward(&wide, &all, ScoreModGradients { d_scores: &mut d_all, d_q: &mut [], sums });
@@ -323,84 +389,147 @@ impl<T: Number> SimdKernel<T> for MixedBackward<'_, T> {
         }
         let mut sums = cut_mut(sums, over.lengths());
         let (mut scratch, stride) = (over.scratch(), block.rows * block.columns);
+        let strided = |array: &[T], chunk: &KeyChunk, to: &mut [T]| {
+            chunk::load(lanes, &array[chunk.at..], stride, to, chunk.keys);
+        };
         each_chunk::<L>(block, |chunk| {
-            if let (BiasSource::Fire(of), Some(fire)) = (&over.source, &mut scratch.fire) {
-                match over.network {
-                    Some(_) => of.bias(lanes, chunk.pairs, fire, &mut scratch.bias),
-                    None => of.place(chunk.pairs, fire),
+            strided(d_scores, &chunk, &mut scratch.d_f);
+            let Some(network) = &over.network else {
+                over.add_by_distance(&chunk, &scratch.d_f, sums[1]);
+                if let (BiasSource::Fire(of), Some(fire)) = (&over.source, &mut scratch.fire) {
+                    of.place(chunk.pairs, fire);
+                    of.backward(lanes, chunk.pairs, &scratch.d_f, fire, sums[0]);
                 }
+                return;
+            };
+            strided(scores, &chunk, &mut scratch.scores);
+            if let (BiasSource::Fire(of), Some(fire)) = (&over.source, &mut scratch.fire) {
+                of.bias(lanes, chunk.pairs, fire, &mut scratch.bias);
             }
-            let by_distance = &mut *sums[1];
-            if !by_distance.is_empty() {
-                let (width, column) = (over.stride(), over.column(chunk.distance));
-                each_head(d_scores, chunk, stride, |head, row| {
-                    let to = &mut by_distance[head * width + column..];
-                    to.iter_mut().zip(row).for_each(|(to, d)| *to += *d);
+            over.units(lanes, network, &chunk, &mut scratch);
+            if let Some(MixedSoftmax { rows, weights }) = &mut softmax {
+                over.softmax_of_chunk(lanes, network, &chunk, (block.rows, *rows), &mut scratch);
+                each_head(weights, &chunk, stride, |head, row| {
+                    row.copy_from_slice(&scratch.mapped[head * WIDTH..][..row.len()]);
                 });
             }
-            let d_bias = match &over.network {
-                Some(network) => {
-                    let arrays = (scores, &mut *d_scores, stride);
-                    over.network_backward(lanes, network, chunk, arrays, &mut sums, &mut scratch);
-                    (&scratch.d_bias[..], WIDTH)
-                }
-                None => (&d_scores[chunk.at..], stride),
-            };
-            if let (BiasSource::Fire(of), Some(scratch)) = (&over.source, &mut scratch.fire) {
-                of.backward(lanes, chunk.pairs, d_bias, scratch, sums[0]);
+            over.add_by_distance(&chunk, &scratch.d_f, sums[1]);
+            over.network_backward(lanes, network, &chunk, &mut sums, &mut scratch);
+            each_head(d_scores, &chunk, stride, |head, row| {
+                row.copy_from_slice(&scratch.d_f[head * WIDTH..][..row.len()]);
+            });
+            if let (BiasSource::Fire(of), Some(fire)) = (&over.source, &mut scratch.fire) {
+                of.backward(lanes, chunk.pairs, &scratch.d_bias, fire, sums[0]);
             }
         });
     }
 }
 
 impl<T: Number> MixedMod<'_, T> {
-    /// From the gradient in a chunk's mapped scores to that in its scores, and in its biases where they are no table's.
+    /// Adds the gradient in f of a chunk, `[H, WIDTH]`, to what is summed by distance, `[H, stride]`, if that is.
+    #[inline(always)]
+    fn add_by_distance(&self, chunk: &KeyChunk, d_f: &[T], sums: &mut [T]) {
+        if sums.is_empty() {
+            return;
+        }
+        let (width, column) = (self.stride(), self.column(chunk.distance));
+        for (sums, row) in sums.chunks_exact_mut(width).zip(d_f.chunks_exact(WIDTH)) {
+            sums[column..].iter_mut().zip(&row[..chunk.keys]).for_each(|(to, d)| *to += *d);
+        }
+    }
+
+    /// The hidden units of a chunk, `[keys, room]`.
+    #[inline(always)]
+    fn units<L: Lanes<Number = T>>(
+        &self,
+        lanes: L,
+        network: &network::NetworkUnits<T>,
+        chunk: &KeyChunk,
+        scratch: &mut MixedScratch<T>,
+    ) {
+        let (keys, room) = (chunk.keys, network.room);
+        let MixedScratch { scores, bias, units, .. } = scratch;
+        let store = match &self.source {
+            BiasSource::Table(table) => StoreMode::AddTo(&table.hidden[1][self.column(chunk.distance) * room..], room),
+            BiasSource::Fire(_) | BiasSource::None => StoreMode::AddTo(&network.constant[1], room),
+        };
+        network.units(lanes, NetworkInput::Scores, (scores, WIDTH), store, units, keys);
+        if let BiasSource::Fire(_) = self.source {
+            network.units(lanes, NetworkInput::Biases, (bias, WIDTH), StoreMode::Accumulate, units, keys);
+        }
+        chunk::rectify(&mut units[..keys * room], T::from_f64(network::SLOPE));
+    }
+
+    /// Weights, in `mapped`, of a chunk whose units are there, and from the gradient in them, in `d_f`, that in f.
+    #[inline(always)]
+    fn softmax_of_chunk<L: Lanes<Number = T>>(
+        &self,
+        lanes: L,
+        network: &network::NetworkUnits<T>,
+        chunk: &KeyChunk,
+        (block_rows, SoftmaxRows { lse, delta }): (usize, SoftmaxRows<T>),
+        scratch: &mut MixedScratch<T>,
+    ) {
+        let MixedScratch { scores, d_f, mapped, bias, hidden, units, .. } = scratch;
+        let (keys, room) = (chunk.keys, network.room);
+        lanes.run(Transpose {
+            from: units,
+            stride: room,
+            rows: keys,
+            head_dim: room,
+            factor: T::ONE,
+            to: hidden,
+            width: WIDTH,
+        });
+        let bias = match &self.source {
+            BiasSource::Table(table) => (&table.bias[self.column(chunk.distance)..], table.stride),
+            BiasSource::Fire(_) | BiasSource::None => (&bias[..], WIDTH),
+        };
+        mapped.copy_from_slice(scores);
+        self.add_result(lanes, network, bias, hidden, mapped, keys);
+        for (head, (scores, d_scores)) in mapped.chunks_exact_mut(WIDTH).zip(d_f.chunks_exact_mut(WIDTH)).enumerate() {
+            let (row, scores, d_scores) = (head * block_rows + chunk.row, &mut scores[..keys], &mut d_scores[..keys]);
+            lanes.run(SoftmaxBackward { scores, d_scores: &mut *d_scores, lse: lse[row], delta: delta[row] });
+            d_scores[..chunk.seen.start].fill(T::ZERO);
+            d_scores[chunk.seen.end..].fill(T::ZERO);
+        }
+    }
+
+    /// From the gradient in f of a chunk whose units are there to that in its scores, both in `d_f`, and to that in its biases where
+    /// they are no table's.
     #[inline(always)]
     fn network_backward<L: Lanes<Number = T>>(
         &self,
         lanes: L,
         network: &network::NetworkUnits<T>,
-        chunk: KeyChunk,
-        (scores, d_scores, stride): (&[T], &mut [T], usize),
+        chunk: &KeyChunk,
         [_, _, of_z, of_scores, of_biases, second]: &mut [&mut [T]; 6],
         scratch: &mut MixedScratch<T>,
     ) {
         let (keys, room, column) = (chunk.keys, network.room, self.column(chunk.distance));
-        let MixedScratch { bias, d_bias, hidden, units, d_units, .. } = scratch;
-        let scores = (&scores[chunk.at..], stride);
-        let bias = if let BiasSource::Fire(_) = self.source { Some((&bias[..], WIDTH)) } else { None };
-        let store = match &self.source {
-            BiasSource::Table(table) => StoreMode::AddTo(&table.hidden[1][column * room..], room),
-            BiasSource::Fire(_) | BiasSource::None => StoreMode::AddTo(&network.constant[1], room),
-        };
-        network.units(lanes, NetworkInput::Scores, scores, store, units, keys);
-        if let Some(bias) = bias {
-            network.units(lanes, NetworkInput::Biases, bias, StoreMode::Accumulate, units, keys);
-        }
-        network.units_backward(lanes, (&d_scores[chunk.at..], stride), d_units, keys);
+        let MixedScratch { scores, d_f, bias, d_bias, hidden, units, d_units, .. } = scratch;
+        network.units_backward(lanes, (d_f, WIDTH), d_units, keys);
+        network.add_weights(lanes, (d_f, WIDTH), units, second, keys);
         let by_distance = &mut of_z[column * room..][..keys * room];
         let slope = T::from_f64(network::SLOPE);
-        for ((value, d), sum) in units.iter_mut().zip(&mut d_units[..]).zip(by_distance) {
-            let factor = if *value > T::ZERO { T::ONE } else { slope };
-            *value = factor * *value;
-            *d = factor * *d;
+        for ((value, d), sum) in units.iter().zip(&mut d_units[..]).zip(by_distance) {
+            *d = chunk::factor(*value, slope) * *d;
             *sum += *d;
         }
-        network.add_weights(lanes, (&d_scores[chunk.at..], stride), units, second, keys);
         if network.sees(NetworkInput::Scores) {
-            network.add_weights(lanes, scores, d_units, of_scores, keys);
+            network.add_weights(lanes, (scores, WIDTH), d_units, of_scores, keys);
         }
         let (from, to) = (&d_units[..], &mut hidden[..]);
         lanes.run(Transpose { from, stride: room, rows: keys, head_dim: room, factor: T::ONE, to, width: WIDTH });
-        if let Some(bias) = bias {
-            network.add_weights(lanes, bias, d_units, of_biases, keys);
+        if let BiasSource::Fire(_) = self.source {
+            network.add_weights(lanes, (bias, WIDTH), d_units, of_biases, keys);
             d_bias.fill(T::ZERO);
             if self.mixed.adds_bias() {
-                chunk::load(lanes, &d_scores[chunk.at..], stride, d_bias, keys);
+                d_bias.copy_from_slice(d_f);
             }
             network.add_first_backward(lanes, NetworkInput::Biases, hidden, (d_bias, WIDTH), keys);
         }
-        network.add_first_backward(lanes, NetworkInput::Scores, hidden, (&mut d_scores[chunk.at..], stride), keys);
+        network.add_first_backward(lanes, NetworkInput::Scores, hidden, (d_f, WIDTH), keys);
     }
 }
 

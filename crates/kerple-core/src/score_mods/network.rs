@@ -202,19 +202,18 @@ impl<'a, T: Number> NetworkUnits<'a, T> {
         }
     }
 
-    /// `to += W2 act(z)`, z `[D, WIDTH]` becomes act(z); to `[H, stride]`.
+    /// `to += W2 u`, of hidden units u `[D, WIDTH]`; to `[H, stride]`.
     #[inline(always)]
     pub(super) fn add_second<L: Lanes<Number = T>>(
         &self,
         lanes: L,
-        z: &mut [T],
+        units: &[T],
         (c, c_stride): (&mut [T], usize),
         columns: usize,
     ) {
-        chunk::rectify(z, T::from_f64(SLOPE), columns);
         let a = StridedMatrix { data: self.second, row_stride: self.hidden, column_stride: 1 };
         let (rows, inner, store) = (self.heads, self.hidden, StoreMode::Accumulate);
-        lanes.run(SmallGemm { rows, inner, columns, a, b: z, b_stride: WIDTH, c, c_stride, store });
+        lanes.run(SmallGemm { rows, inner, columns, a, b: units, b_stride: WIDTH, c, c_stride, store });
     }
 
     /// `to = from W1^T` for one part of from, `[H, stride]`, with units as lanes; `[keys, room]`, written as `store` says.

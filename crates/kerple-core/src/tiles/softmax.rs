@@ -61,7 +61,7 @@ impl<R: Number> SimdKernel<R> for OnlineExponentials<'_, R> {
 
 /// `z` becomes the weights `p = exp(z - lse)`, and `d = d_out.v` the gradient of `z`, `p (d - delta)`.
 ///
-/// Both rows are whole vectors of the same length.
+/// Both rows are whole vectors of the same length. Where `lse` is minus infinity they become 0.
 pub(crate) struct SoftmaxBackward<'a, R> {
     pub(crate) scores: &'a mut [R],
     pub(crate) d_scores: &'a mut [R],
@@ -76,6 +76,11 @@ impl<R: Number> SimdKernel<R> for SoftmaxBackward<'_, R> {
 
     #[inline(always)]
     fn run<L: Lanes<Number = R>>(self, lanes: L) {
+        if self.lse == R::NEG_INFINITY {
+            self.scores.fill(R::ZERO);
+            self.d_scores.fill(R::ZERO);
+            return;
+        }
         let (lse, delta) = (lanes.splat(self.lse), lanes.splat(self.delta));
         assert!(self.scores.len().is_multiple_of(L::COUNT) && self.scores.len() == self.d_scores.len());
         let rows = self.scores.chunks_exact_mut(L::COUNT).zip(self.d_scores.chunks_exact_mut(L::COUNT));

@@ -11,7 +11,7 @@ use crate::attention::{
     softcap,
 };
 use crate::cpu::lanes::{Lanes, SimdKernel};
-use crate::forms::{ScoreModGradients, Strided};
+use crate::forms::{ScoreModGradients, SoftmaxRows, Strided};
 use crate::tiles::microkernel::StoreMode;
 use crate::tiles::product::{SmallGemm, StridedMatrix};
 use crate::tiles::rows::{AddRow, Dots, ScaleRow};
@@ -72,8 +72,9 @@ struct RowBlockBackwardScratch<T> {
     tiles: RowBlockScratch<T>,
     /// `[H, rows, width]`
     d_out: Vec<T>,
-    /// `d_out.out`, `[H, rows]`
+    /// `d_out.out` and the log of the sum of exponentials, `[H, rows]`
     delta: Vec<T>,
+    lse: Vec<T>,
     d_q: Vec<T>,
     /// What the map adds to `d_q`, `[H, rows, D]`
     d_q_of_map: Vec<T>,
@@ -260,13 +261,14 @@ impl<L: Lanes> RowBlockBackwardSegments<'_, L> {
         let largest = self.inputs.largest();
         let [scores, weights, d_scores] = [(); 3].map(|()| largest.scores::<L>());
         let (d_q_of_map, map_sums) = (workers::scratch(rows * head_dim), workers::scratch(self.map_sums()));
-        let delta = workers::scratch(rows);
+        let [delta, lse] = [(); 2].map(|()| workers::scratch(rows));
         let dropout = DropoutFactors::new(&self.inputs.problem, scores.len());
         let path = PathBackwardScratch::new::<L>(&self.inputs);
         RowBlockBackwardScratch {
             tiles,
             d_out,
             delta,
+            lse,
             d_q,
             d_q_of_map,
             scores,
@@ -289,11 +291,10 @@ impl<L: Lanes> RowBlockBackwardCall<'_, L> {
         inputs.load_queries(self.lanes, place, &mut scratch.tiles);
         let width = scratch.tiles.width;
         inputs.load_rows(self.lanes, place, d_out, L::Number::ONE, &mut scratch.d_out, width);
-        self.compute_delta(scratch, place);
+        self.load_rows(scratch, place);
         if let (Some(path), Some(backward)) = (&mut scratch.tiles.path, &mut scratch.path) {
             path.begin(self.lanes, inputs, place);
-            let lse = |at: usize| self.lse.row(0, at / place.rows, place.first_query + at % place.rows, 1)[0];
-            backward.begin(inputs, place, |at| [scratch.delta[at], lse(at)]);
+            backward.begin(inputs, place, |at| [scratch.delta[at], scratch.lse[at]]);
         }
         for (tile, part) in inputs.parts::<L>(place) {
             self.part(scratch, &part, block, tile);
@@ -309,11 +310,12 @@ impl<L: Lanes> RowBlockBackwardCall<'_, L> {
         });
     }
 
-    /// `d_out.out` of every row.
-    fn compute_delta(&self, scratch: &mut RowBlockBackwardScratch<L::Number>, place: &RowBlockTile) {
+    /// `d_out.out` and the log of the sum of exponentials of every row.
+    fn load_rows(&self, scratch: &mut RowBlockBackwardScratch<L::Number>, place: &RowBlockTile) {
         let AttentionDims { heads, head_dim, .. } = self.inputs.problem.dims;
         for (at, delta_i) in scratch.delta[..heads * place.rows].chunks_exact_mut(1).enumerate() {
             let (head, query) = (at / place.rows, place.first_query + at % place.rows);
+            scratch.lse[at] = self.lse.row(0, head, query, 1)[0];
             let [q, k] = [self.saved.d_out, self.saved.out].map(|view| view.row(0, head, query, head_dim));
             self.lanes.run(Dots { q, k, stride: 0, to: delta_i });
         }
@@ -321,24 +323,12 @@ impl<L: Lanes> RowBlockBackwardCall<'_, L> {
 
     /// Adds what a tile of keys brings to the gradients.
     fn part(&self, scratch: &mut RowBlockBackwardScratch<L::Number>, place: &RowBlockTile, block: usize, tile: usize) {
-        let AttentionDims { heads, kv_heads, head_dim, .. } = self.inputs.problem.dims;
+        let AttentionDims { heads, kv_heads, .. } = self.inputs.problem.dims;
         let of = KeyTile { segment: self.number, tile, turn: block };
+        self.scores(scratch, place);
         self.weights(scratch, place, of);
         let size = heads * place.rows * place.columns;
-        if let (Some(selection), Some(kind), Some([_, later])) =
-            (&mut scratch.selection, self.inputs.problem.selection, &self.all.selection)
-        {
-            selection.backward(self.lanes, (kind, later), of, place, &mut scratch.d_scores[..size]);
-        }
         let described = self.inputs.block(place, &scratch.tiles.q_of_map);
-        if let Some(map) = self.inputs.map() {
-            let of_block = ScoreModGradients {
-                d_scores: &mut scratch.d_scores[..size],
-                d_q: &mut scratch.d_q_of_map[..heads * place.rows * head_dim],
-                sums: &mut scratch.map_sums,
-            };
-            map.backward(&described, &scratch.scores[..size], of_block);
-        }
         if let (Some(path), Some(_)) = (&mut scratch.path, &self.d_path) {
             path.add_d_queries(self.lanes, &self.inputs, place, &scratch.d_scores[..size]);
         }
@@ -363,29 +353,16 @@ impl<L: Lanes> RowBlockBackwardCall<'_, L> {
         }
     }
 
-    /// Scores, weights, and the gradient in the mapped scores.
-    fn weights(&self, scratch: &mut RowBlockBackwardScratch<L::Number>, place: &RowBlockTile, of: KeyTile) {
-        let (inputs, lanes) = (&self.inputs, self.lanes);
-        let heads = inputs.problem.dims.heads;
-        let size = heads * place.rows * place.columns;
-        let RowBlockBackwardScratch {
-            tiles, d_out, delta, scores, weights, d_scores, path, dropout, selection, ..
-        } = scratch;
-        let (scores, weights, d_scores) = (&mut scores[..size], &mut weights[..size], &mut d_scores[..size]);
-        inputs.raw_scores(lanes, place, tiles, scores);
-        weights.copy_from_slice(scores);
-        if let Some(map) = inputs.map() {
-            map.forward(&inputs.block(place, &tiles.q_of_map), weights);
-        }
-        if let Some(of_path) = &mut tiles.path {
-            of_path.add_bias(lanes, inputs, place, weights, path.as_mut());
-        }
-        if let (Some(selection), Some([masked, _])) = (selection, &self.all.selection) {
-            selection.mask(lanes, (inputs, masked, self.all.order), of, place, weights);
-        }
+    /// Scores as the map gets them, and the gradient in the weights.
+    fn scores(&self, scratch: &mut RowBlockBackwardScratch<L::Number>, place: &RowBlockTile) {
+        let inputs = &self.inputs;
+        let size = inputs.problem.dims.heads * place.rows * place.columns;
+        let RowBlockBackwardScratch { tiles, d_out, scores, d_scores, dropout, .. } = scratch;
+        let (scores, d_scores) = (&mut scores[..size], &mut d_scores[..size]);
+        inputs.raw_scores(self.lanes, place, tiles, scores);
         let keys_transposed = &mut tiles.transposed[..];
         let (rows, width, keys) = (&d_out[..], tiles.width, inputs.v);
-        inputs.products(lanes, place, RowKeyProduct { rows, width, keys, keys_transposed, out: &mut *d_scores });
+        inputs.products(self.lanes, place, RowKeyProduct { rows, width, keys, keys_transposed, out: &mut *d_scores });
         if let Some(values) = inputs.values() {
             let d_out = Strided { values: &d_out[..], stride: tiles.width };
             values.add_products(&inputs.block(place, &tiles.q_of_map), d_out, d_scores);
@@ -394,23 +371,64 @@ impl<L: Lanes> RowBlockBackwardCall<'_, L> {
             inputs.load_dropout(place, dropout);
             dropout.apply(d_scores);
         }
-        for (at, &delta_i) in delta.iter().enumerate().take(heads * place.rows) {
-            let (head, query) = (at / place.rows, place.first_query + at % place.rows);
-            let row = at * place.columns..(at + 1) * place.columns;
-            let lse = self.lse.row(0, head, query, 1)[0];
-            if lse == L::Number::NEG_INFINITY {
-                weights[row.clone()].fill(L::Number::ZERO);
-                d_scores[row].fill(L::Number::ZERO);
-            } else {
+    }
+
+    /// The weights, and from the gradient in them that in the scores.
+    fn weights(&self, scratch: &mut RowBlockBackwardScratch<L::Number>, place: &RowBlockTile, of: KeyTile) {
+        let (inputs, lanes) = (&self.inputs, self.lanes);
+        let AttentionDims { heads, head_dim, .. } = inputs.problem.dims;
+        let (rows, size) = (heads * place.rows, heads * place.rows * place.columns);
+        let RowBlockBackwardScratch {
+            tiles,
+            delta,
+            lse,
+            scores,
+            weights,
+            d_scores,
+            d_q_of_map,
+            map_sums,
+            path,
+            dropout,
+            selection,
+            ..
+        } = scratch;
+        let (scores, weights, d_scores) = (&scores[..size], &mut weights[..size], &mut d_scores[..size]);
+        let of_rows = SoftmaxRows { lse: &lse[..rows], delta: &delta[..rows] };
+        let (map, block) = (inputs.map(), inputs.block(place, &tiles.q_of_map));
+        let d_q = &mut d_q_of_map[..rows * head_dim];
+        if let (Some(map), None) = (map.and_then(|map| map.softmax()), &selection) {
+            let gradients = ScoreModGradients { d_scores, d_q, sums: map_sums };
+            map.softmax_backward(&block, of_rows, scores, weights, gradients);
+        } else {
+            weights.copy_from_slice(scores);
+            if let Some(map) = map {
+                map.forward(&block, weights);
+            }
+            if let Some(of_path) = &mut tiles.path {
+                of_path.add_bias(lanes, inputs, place, weights, path.as_mut());
+            }
+            if let (Some(selection), Some([masked, _])) = (&mut *selection, &self.all.selection) {
+                selection.mask(lanes, (inputs, masked, self.all.order), of, place, weights);
+            }
+            for (row, (&lse, &delta)) in of_rows.lse.iter().zip(of_rows.delta).enumerate() {
+                let row = row * place.columns..(row + 1) * place.columns;
                 let (scores, d_scores) = (&mut weights[row.clone()], &mut d_scores[row]);
-                lanes.run(SoftmaxBackward { scores, d_scores, lse, delta: delta_i });
+                lanes.run(SoftmaxBackward { scores, d_scores, lse, delta });
+            }
+            inputs.fill_unseen(place, L::Number::ZERO, d_scores);
+            if let (Some(selection), Some(kind), Some([_, later])) =
+                (selection, inputs.problem.selection, &self.all.selection)
+            {
+                selection.backward(lanes, (kind, later), of, place, d_scores);
+            }
+            if let Some(map) = map {
+                map.backward(&block, scores, ScoreModGradients { d_scores, d_q, sums: map_sums });
             }
         }
         if let Some(dropout) = dropout {
             dropout.apply(weights);
         }
         inputs.fill_unseen(place, L::Number::ZERO, weights);
-        inputs.fill_unseen(place, L::Number::ZERO, d_scores);
     }
 
     /// `d_q = scale ds k`, and what the map adds.

@@ -6,7 +6,7 @@ use crate::Number;
 use crate::cpu::lanes::{Lanes, SimdKernel};
 use crate::forms::ScoreBlock;
 use crate::score_mods::bias::BiasSource;
-use crate::score_mods::chunk::{ChunkSums, WIDTH};
+use crate::score_mods::chunk::{self, ChunkSums, WIDTH};
 use crate::score_mods::mixed::{cut, cut_mut};
 use crate::score_mods::network::SLOPE;
 use crate::tiles::microkernel::StoreMode;
@@ -106,7 +106,7 @@ impl<T: Number> ConvolvedMod<'_, T> {
         let slope = T::from_f64(SLOPE);
         for (d, of) in hidden.chunks_exact_mut(stride).zip(scratch.hidden.chunks_exact(stride)) {
             for (d, of) in d[row.hidden.clone()].iter_mut().zip(&of[row.hidden.clone()]) {
-                *d = if *of > T::ZERO { *d } else { slope * *d };
+                *d = chunk::factor(*of, slope) * *d;
             }
         }
     }
@@ -194,7 +194,7 @@ impl<T: Number> ConvolvedMod<'_, T> {
                     for (to, from) in chunk.chunks_exact_mut(WIDTH).zip(inputs.chunks_exact(stride)) {
                         to[..pairs.count].copy_from_slice(&from[first..first + pairs.count]);
                     }
-                    of.backward(lanes, pairs, (&chunk[..], WIDTH), fire, &mut *of_fire);
+                    of.backward(lanes, pairs, chunk, fire, &mut *of_fire);
                 });
             }
         }

@@ -56,6 +56,12 @@ impl<T: Number> FirePieces<T> {
         &self.ends
     }
 
+    /// What inputs of a piece are above; `None`: the first piece starts at 0.
+    #[inline(always)]
+    pub(super) fn start(&self, piece: usize) -> Option<T> {
+        Some(self.ends[piece.checked_sub(1)?])
+    }
+
     /// The piece of an input, looked for from another one on.
     #[inline(always)]
     pub(super) fn find(&self, input: T, from: usize) -> usize {
