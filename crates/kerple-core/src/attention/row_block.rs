@@ -23,6 +23,9 @@
 //! the softmax continues from tile to tile. Blocks are tall (`ROWS`), because the keys and values
 //! of all heads come from beyond the second cache once per block.
 //!
+//! In the backward, a modification that can go through its softmax itself does so ([`SoftmaxMod`](crate::forms::SoftmaxMod)): DAPE's
+//! network then computes its hidden units once, and what it reads of a pair is in the first cache.
+//!
 //! Selective attention ([`Selection`](crate::forms::Selection)) takes scores of the first head off those of all, so here tables by
 //! distance are a score modification too. Its blocks follow one another in the order of queries, see `selection`.
 //!

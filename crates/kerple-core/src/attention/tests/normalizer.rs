@@ -40,8 +40,10 @@ impl Case {
         if single {
             return self.assert_tiled_equals_naive();
         }
-        let case = self.rounded();
-        // where the only positive logit of a row is small, its gradient is a difference of numbers that cancel, divided by it
+        let mut case = self.rounded();
+        // softpick's weights hardly depend on the size of logits that are all small, so their gradient cancels, divided by that size
+        let away_from_0 = |x: &mut f64| *x = x.abs().max(0.0625).copysign(*x);
+        [&mut case.q, &mut case.k].into_iter().flatten().for_each(away_from_0);
         assert_close(&case, &case.tiled_f64(), &case.naive(), 1e-10, "f64");
     }
 }
