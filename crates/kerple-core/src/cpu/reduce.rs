@@ -69,7 +69,7 @@ pub(crate) fn sum<T: Number, const N: usize>(slices: [&[T]; N], term: impl Fn([T
 /// The largest element, NaN ignored; minus infinity if there is none.
 #[inline(always)]
 pub(crate) fn max<T: Number>(values: &[T]) -> T {
-    // an `if` would become a store of the lanes that grow, which some processors do one by one
+    // an `if` becomes a masked store of the lanes that grow, which is slow on some processors
     let larger = |a: T, b: T| select_unpredictable(b > a, b, a);
     combine(fold_lanes([values], T::NEG_INFINITY, |largest, [value]| larger(largest, value)), larger)
 }

@@ -160,7 +160,7 @@ vectorized! {
     fn backward_relu(h: &[T], d: &mut [T], a: &mut [T]) {
         for ((h, d), a) in h.iter().zip(d).zip(a) {
             *a = if *h < T::ZERO { T::ZERO } else { *h };
-            // a factor: choosing between `*d` and 0 stores some lanes only, which some processors do one by one
+            // a factor: choosing between `*d` and 0 becomes a masked store, which is slow on some processors
             *d = *d * if *h > T::ZERO { T::ONE } else { T::ZERO };
         }
     }

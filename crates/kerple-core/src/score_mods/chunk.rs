@@ -31,8 +31,8 @@ pub(super) fn load<L: Lanes>(_: L, from: &[L::Number], stride: usize, to: &mut [
     }
 }
 
-/// What a hidden unit multiplies its input and its gradient by: 1 where `x`, its input or its value, is positive, `slope` elsewhere. As a
-/// factor, since code that stores a number or leaves it as it is compiles to a branch for each.
+/// What a hidden unit multiplies its input and its gradient by: 1 where `x`, its input or its value, is positive, `slope` elsewhere. A
+/// factor, since a choice between a number and what is stored already becomes a masked store, which is slow on some processors.
 #[inline(always)]
 pub(super) fn factor<T: Number>(x: T, slope: T) -> T {
     if x > T::ZERO { T::ONE } else { slope }

@@ -291,7 +291,7 @@ impl<L: Lanes> RowBlockBackwardCall<'_, L> {
         inputs.load_queries(self.lanes, place, &mut scratch.tiles);
         let width = scratch.tiles.width;
         inputs.load_rows(self.lanes, place, d_out, L::Number::ONE, &mut scratch.d_out, width);
-        self.load_rows(scratch, place);
+        self.load_delta_and_lse(scratch, place);
         if let (Some(path), Some(backward)) = (&mut scratch.tiles.path, &mut scratch.path) {
             path.begin(self.lanes, inputs, place);
             backward.begin(inputs, place, |at| [scratch.delta[at], scratch.lse[at]]);
@@ -311,7 +311,7 @@ impl<L: Lanes> RowBlockBackwardCall<'_, L> {
     }
 
     /// `d_out.out` and the log of the sum of exponentials of every row.
-    fn load_rows(&self, scratch: &mut RowBlockBackwardScratch<L::Number>, place: &RowBlockTile) {
+    fn load_delta_and_lse(&self, scratch: &mut RowBlockBackwardScratch<L::Number>, place: &RowBlockTile) {
         let AttentionDims { heads, head_dim, .. } = self.inputs.problem.dims;
         for (at, delta_i) in scratch.delta[..heads * place.rows].chunks_exact_mut(1).enumerate() {
             let (head, query) = (at / place.rows, place.first_query + at % place.rows);
