@@ -14,7 +14,7 @@ use crate::tiles::microkernel::StoreMode;
 pub(super) enum BiasSource<'a, T> {
     None,
     Table(Diagonals<T>),
-    Fire(Box<fire::FireBias<'a, T>>),
+    Fire(fire::FireBias<'a, T>),
 }
 
 impl<'a, T: Number> BiasSource<'a, T> {
@@ -30,7 +30,7 @@ impl<'a, T: Number> BiasSource<'a, T> {
         match &mixed.bias {
             Bias::None => BiasSource::None,
             Bias::Table => BiasSource::Table(Diagonals::new(mixed.heads, table, extent, network)),
-            Bias::Fire(fire) => BiasSource::Fire(Box::new(fire::FireBias::new(fire, mixed.heads, of_fire, extent))),
+            Bias::Fire(fire) => BiasSource::Fire(fire::FireBias::new(fire, mixed.heads, of_fire, extent)),
         }
     }
 
