@@ -206,8 +206,8 @@ fn dape_costs_tables_and_a_tile_for_each_thread() {
         AttentionDims { batch: 1, heads, kv_heads: heads, queries: len, keys: len, head_dim, value_dim: head_dim };
     let extent = ScoreModExtent { sides: Sides::OneSided, len, scale: 1.0 };
     let tables = extra(|| drop(map.over(&values, extent)));
-    // biases, and their share of the hidden units
-    assert!(tables < 4 * (heads + hidden) * (len + 192) + (64 << 10), "{tables} bytes of tables");
+    // biases, and their share of the hidden units twice: with keys and with units as lanes
+    assert!(tables < 4 * (heads + 2 * hidden) * (len + 192) + (64 << 10), "{tables} bytes of tables");
     let [forward, backward] = of_forward_and_backward(dims, ScoreTransform::Mod(&*map.over(&values, extent)), count);
     let (tile, thread, threads) = (4 * heads * 128 * 64, 512 << 10, rayon::current_num_threads());
     assert!(forward < threads * (tile + thread), "{forward} bytes forward, a tile is {tile}");

@@ -1,7 +1,7 @@
 //! Where the biases of a [`Mixed`] map come from: a table over distances, read along its diagonals, or FIRE.
 
 use super::ScoreModExtent;
-use super::chunk::{self, WIDTH};
+use super::chunk::{self, WIDTH, channels};
 use super::fire::{self, KeyPairs};
 use super::mixed::{Bias, Mixed};
 use super::network::{self, NetworkInput};
@@ -65,8 +65,8 @@ impl<'a, T: Number> BiasSource<'a, T> {
 pub(super) struct Diagonals<T> {
     /// `[H, stride]`
     pub(super) bias: Vec<T>,
-    /// `W1b b + b1`, `[stride, room]`
-    pub(super) hidden: Vec<T>,
+    /// `W1b b + b1`, `[D, stride]` and `[stride, room]`
+    pub(super) hidden: [Vec<T>; 2],
     /// Columns of the table, C.
     pub(super) columns: usize,
     /// C, and room for whole vectors after it.
@@ -112,18 +112,23 @@ struct HiddenOfTable<'a, T> {
 }
 
 impl<T: Number> SimdKernel<T> for HiddenOfTable<'_, T> {
-    type Output = Vec<T>;
+    type Output = [Vec<T>; 2];
 
     #[inline(always)]
-    fn run<L: Lanes<Number = T>>(self, lanes: L) -> Vec<T> {
+    fn run<L: Lanes<Number = T>>(self, lanes: L) -> [Vec<T>; 2] {
         let HiddenOfTable { bias, stride, network } = self;
-        let room = network.room;
-        let mut hidden = vec![T::ZERO; stride * room];
+        let (mut part, room) = (channels(network.hidden), network.room);
+        let [mut hidden, mut units] = [network.hidden, room].map(|channels| vec![T::ZERO; channels * stride]);
         for first in (0..stride).step_by(WIDTH) {
-            let (bias, to) = ((&bias[first..], stride), &mut hidden[first * room..]);
-            let store = StoreMode::AddTo(&network.constant, room);
+            let bias = (&bias[first..], stride);
+            part.copy_from_slice(&network.constant[0]);
+            network.add_first(lanes, NetworkInput::Biases, bias, &mut part, WIDTH);
+            for (to, from) in hidden.chunks_exact_mut(stride).zip(part.chunks_exact(WIDTH)) {
+                to[first..first + WIDTH].copy_from_slice(from);
+            }
+            let (store, to) = (StoreMode::AddTo(&network.constant[1], room), &mut units[first * room..]);
             network.units(lanes, NetworkInput::Biases, bias, store, to, WIDTH);
         }
-        hidden
+        [hidden, units]
     }
 }

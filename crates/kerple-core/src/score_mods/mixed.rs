@@ -300,12 +300,17 @@ impl<T: Number> MixedMod<'_, T> {
         chunk: KeyChunk,
         scratch: &mut MixedScratch<T>,
     ) {
-        let (keys, stride) = (chunk.keys, block.rows * block.columns);
-        if let (BiasSource::Fire(of), Some(fire)) = (&self.source, &mut scratch.fire) {
-            of.bias(lanes, chunk.pairs, fire, &mut scratch.bias);
-        }
+        let (keys, stride, column) = (chunk.keys, block.rows * block.columns, self.column(chunk.distance));
+        let MixedScratch { scores: copied, bias, hidden, fire, .. } = scratch;
+        let (bias, bias_stride) = match (&self.source, fire) {
+            (BiasSource::Table(table), _) => (&table.bias[column..], table.stride),
+            (BiasSource::Fire(of), Some(fire)) => {
+                of.bias(lanes, chunk.pairs, fire, bias);
+                (&bias[..], WIDTH)
+            }
+            _ => (&bias[..], WIDTH),
+        };
         let Some(network) = &self.network else {
-            let (bias, bias_stride) = self.biases(&chunk, &scratch.bias);
             if self.mixed.adds_bias() {
                 each_head(scores, &chunk, stride, |head, row| {
                     row.iter_mut().zip(&bias[head * bias_stride..]).for_each(|(to, bias)| *to += *bias);
@@ -313,36 +318,34 @@ impl<T: Number> MixedMod<'_, T> {
             }
             return;
         };
-        chunk::load(lanes, &scores[chunk.at..], stride, &mut scratch.scores, keys);
-        self.units(lanes, network, &chunk, scratch);
-        let mapped = self.map_chunk(lanes, network, &chunk, scratch);
-        each_head(scores, &chunk, stride, |head, row| row.copy_from_slice(&mapped[head * WIDTH..][..keys]));
-    }
-
-    /// The biases of a chunk: of the table, or those that FIRE has made.
-    #[inline(always)]
-    fn biases<'s>(&'s self, chunk: &KeyChunk, of_fire: &'s [T]) -> Channels<'s, T> {
-        match &self.source {
-            BiasSource::Table(table) => (&table.bias[self.column(chunk.distance)..], table.stride),
-            BiasSource::Fire(_) | BiasSource::None => (of_fire, WIDTH),
+        chunk::load(lanes, &scores[chunk.at..], stride, copied, keys);
+        let store = match &self.source {
+            BiasSource::Table(table) => StoreMode::AddTo(&table.hidden[0][column..], table.stride),
+            BiasSource::Fire(_) | BiasSource::None => StoreMode::AddTo(&network.constant[0], WIDTH),
+        };
+        network.first_onto(lanes, NetworkInput::Scores, (copied, WIDTH), store, hidden, keys);
+        if let BiasSource::Fire(_) = self.source {
+            network.add_first(lanes, NetworkInput::Biases, (bias, WIDTH), hidden, keys);
         }
+        for units in hidden.chunks_exact_mut(WIDTH) {
+            chunk::rectify(&mut units[..keys], T::from_f64(network::SLOPE));
+        }
+        self.add_result(lanes, network, (bias, bias_stride), hidden, copied, keys);
+        each_head(scores, &chunk, stride, |head, row| row.copy_from_slice(&copied[head * WIDTH..][..keys]));
     }
 
-    /// The mapped scores of a chunk whose units are there, `[H, WIDTH]`.
+    /// Adds the bias, where it is added, and f to scores, `[H, WIDTH]`; `hidden` are units with keys as lanes.
     #[inline(always)]
-    fn map_chunk<'s, L: Lanes<Number = T>>(
+    fn add_result<L: Lanes<Number = T>>(
         &self,
         lanes: L,
         network: &network::NetworkUnits<T>,
-        chunk: &KeyChunk,
-        scratch: &'s mut MixedScratch<T>,
-    ) -> &'s mut [T] {
-        let MixedScratch { scores, mapped, bias, hidden, units, .. } = scratch;
-        let (keys, stride, factor) = (chunk.keys, network.room, T::ONE);
-        lanes.run(Transpose { from: units, stride, rows: keys, head_dim: stride, factor, to: hidden, width: WIDTH });
-        let (bias, stride) = self.biases(chunk, bias);
-        mapped.copy_from_slice(scores);
-        for (head, row) in mapped.chunks_exact_mut(WIDTH).enumerate() {
+        (bias, stride): Channels<T>,
+        hidden: &[T],
+        to: &mut [T],
+        keys: usize,
+    ) {
+        for (head, row) in to.chunks_exact_mut(WIDTH).enumerate() {
             let (row, constant) = (&mut row[..keys], network.second_bias[head]);
             if self.mixed.adds_bias() {
                 row.iter_mut().zip(&bias[head * stride..]).for_each(|(to, bias)| *to += *bias + constant);
@@ -350,8 +353,7 @@ impl<T: Number> MixedMod<'_, T> {
                 row.iter_mut().for_each(|to| *to += constant);
             }
         }
-        network.add_second(lanes, hidden, (mapped, WIDTH), keys);
-        mapped
+        network.add_second(lanes, hidden, (to, WIDTH), keys);
     }
 }
 
@@ -448,8 +450,8 @@ impl<T: Number> MixedMod<'_, T> {
         let (keys, room) = (chunk.keys, network.room);
         let MixedScratch { scores, bias, units, .. } = scratch;
         let store = match &self.source {
-            BiasSource::Table(table) => StoreMode::AddTo(&table.hidden[self.column(chunk.distance) * room..], room),
-            BiasSource::Fire(_) | BiasSource::None => StoreMode::AddTo(&network.constant, room),
+            BiasSource::Table(table) => StoreMode::AddTo(&table.hidden[1][self.column(chunk.distance) * room..], room),
+            BiasSource::Fire(_) | BiasSource::None => StoreMode::AddTo(&network.constant[1], room),
         };
         network.units(lanes, NetworkInput::Scores, (scores, WIDTH), store, units, keys);
         if let BiasSource::Fire(_) = self.source {
@@ -468,9 +470,23 @@ impl<T: Number> MixedMod<'_, T> {
         (block_rows, SoftmaxRows { lse, delta }): (usize, SoftmaxRows<T>),
         scratch: &mut MixedScratch<T>,
     ) {
-        let keys = chunk.keys;
-        self.map_chunk(lanes, network, chunk, scratch);
-        let MixedScratch { d_f, mapped, .. } = scratch;
+        let MixedScratch { scores, d_f, mapped, bias, hidden, units, .. } = scratch;
+        let (keys, room) = (chunk.keys, network.room);
+        lanes.run(Transpose {
+            from: units,
+            stride: room,
+            rows: keys,
+            head_dim: room,
+            factor: T::ONE,
+            to: hidden,
+            width: WIDTH,
+        });
+        let bias = match &self.source {
+            BiasSource::Table(table) => (&table.bias[self.column(chunk.distance)..], table.stride),
+            BiasSource::Fire(_) | BiasSource::None => (&bias[..], WIDTH),
+        };
+        mapped.copy_from_slice(scores);
+        self.add_result(lanes, network, bias, hidden, mapped, keys);
         for (head, (scores, d_scores)) in mapped.chunks_exact_mut(WIDTH).zip(d_f.chunks_exact_mut(WIDTH)).enumerate() {
             let (row, scores, d_scores) = (head * block_rows + chunk.row, &mut scores[..keys], &mut d_scores[..keys]);
             lanes.run(SoftmaxBackward { scores, d_scores: &mut *d_scores, lse: lse[row], delta: delta[row] });

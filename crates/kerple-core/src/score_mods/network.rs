@@ -1,7 +1,7 @@
 //! DAPE's network over heads: `f = W2 act(W1 u + b1) + b2`, where `u` stacks scores and biases of one query and key. Zheng et
 //! al. 2024, arXiv:2405.14722, Eq. 2 and 3.
 
-use super::chunk::{ROOM, WIDTH};
+use super::chunk::{self, ROOM, WIDTH, channels};
 use crate::Number;
 use crate::cpu::lanes::Lanes;
 use crate::tiles::microkernel::StoreMode;
@@ -92,9 +92,11 @@ impl Network {
     }
 }
 
-/// The network with its numbers, for hidden units as lanes, `[keys, room]`: so the products with scores and gradients that make the
-/// gradient in W1 and W2 keep their sums in registers, and what is summed by distance lies in whole vectors. For the second layer,
-/// whose results have keys as lanes like the scores, they are turned.
+/// The network with its numbers, for keys as lanes and for hidden units as lanes.
+///
+/// The first layer of a forward has keys as lanes, like the scores. A backward has hidden units as lanes, `[keys, room]`: so
+/// the products with scores and gradients that make the gradient in W1 and W2 keep their sums in registers, and what is summed
+/// by distance lies in whole vectors.
 #[derive(Debug)]
 pub(super) struct NetworkUnits<'a, T> {
     heads: usize,
@@ -111,8 +113,8 @@ pub(super) struct NetworkUnits<'a, T> {
     first_rows: [Vec<T>; 2],
     /// W2, `[H, room]`.
     second_rows: Vec<T>,
-    /// b1 for each key, `[WIDTH, room]`.
-    pub(super) constant: Vec<T>,
+    /// b1 for each key, `[D, WIDTH]` and `[WIDTH, room]`.
+    pub(super) constant: [Vec<T>; 2],
 }
 
 /// Scores or biases.
@@ -142,8 +144,9 @@ impl<'a, T: Number> NetworkUnits<'a, T> {
         let first_rows = places
             .map(|place| place.map_or_else(Vec::new, |place| rows(&|head, unit| first[unit * inputs + place + head])));
         let second_rows = rows(&|head, unit| second[head * hidden + unit]);
-        let mut constant = vec![T::ZERO; WIDTH * room];
-        constant.chunks_exact_mut(room.max(1)).for_each(|to| to[..hidden].copy_from_slice(first_bias));
+        let mut constant = [channels(hidden), vec![T::ZERO; WIDTH * room]];
+        constant[0].chunks_exact_mut(WIDTH).zip(first_bias).for_each(|(to, from)| to.fill(*from));
+        constant[1].chunks_exact_mut(room.max(1)).for_each(|to| to[..hidden].copy_from_slice(first_bias));
         NetworkUnits {
             heads,
             hidden,
@@ -156,6 +159,46 @@ impl<'a, T: Number> NetworkUnits<'a, T> {
             first_rows,
             second_rows,
             constant,
+        }
+    }
+
+    /// The columns of W1 for one part, `[D, H]`, or their transpose `[H, D]`.
+    #[inline(always)]
+    fn first(&self, part: NetworkInput, transposed: bool) -> Option<StridedMatrix<'a, T>> {
+        let data = &self.first[self.places[part as usize]?..];
+        let [row_stride, column_stride] = if transposed { [1, self.inputs] } else { [self.inputs, 1] };
+        Some(StridedMatrix { data, row_stride, column_stride })
+    }
+
+    /// `to += W1 u` for one part of u; to `[D, WIDTH]`.
+    #[inline(always)]
+    pub(super) fn add_first<L: Lanes<Number = T>>(
+        &self,
+        lanes: L,
+        part: NetworkInput,
+        from: Channels<T>,
+        to: &mut [T],
+        columns: usize,
+    ) {
+        self.first_onto(lanes, part, from, StoreMode::Accumulate, to, columns);
+    }
+
+    /// The same, written as `store` says.
+    #[inline(always)]
+    pub(super) fn first_onto<L: Lanes<Number = T>>(
+        &self,
+        lanes: L,
+        part: NetworkInput,
+        (b, b_stride): Channels<T>,
+        store: StoreMode<T>,
+        to: &mut [T],
+        columns: usize,
+    ) {
+        if let Some(a) = self.first(part, false) {
+            let (rows, inner, c_stride) = (self.hidden, self.heads, WIDTH);
+            lanes.run(SmallGemm { rows, inner, columns, a, b, b_stride, c: to, c_stride, store });
+        } else if let StoreMode::AddTo(from, stride) = store {
+            chunk::load(lanes, from, stride, to, columns);
         }
     }
 
@@ -254,8 +297,7 @@ impl<'a, T: Number> NetworkUnits<'a, T> {
         (c, c_stride): (&mut [T], usize),
         columns: usize,
     ) {
-        if let Some(place) = self.places[part as usize] {
-            let a = StridedMatrix::transposed(&self.first[place..], self.inputs);
+        if let Some(a) = self.first(part, true) {
             let (rows, inner, store) = (self.heads, self.hidden, StoreMode::Accumulate);
             lanes.run(SmallGemm { rows, inner, columns, a, b: d_z, b_stride: WIDTH, c, c_stride, store });
         }
