@@ -7,7 +7,7 @@ use super::relative::{Relative, RelativeSource};
 use super::{Cope, Mixed, ScoreModExtent, ScoreModSpec};
 use crate::Number;
 use crate::cpu::tests::on_every_set;
-use crate::forms::{Mask, ScoreBlock, ScoreDependency, ScoreMod, ScoreModGradients, Sides};
+use crate::forms::{Mask, ScoreBlock, ScoreDependency, ScoreMod, ScoreModGradients, Sides, SoftmaxRows};
 
 const HEADS: usize = 3;
 const D: usize = 5;
@@ -197,6 +197,58 @@ fn f32_equals_f64_on_every_instruction_set() {
                 assert_close(&got_q, &d_q, 3e-5, &format!("{map:?}, queries"));
             }
         }
+    }
+}
+
+/// With rows without weights among them.
+#[test]
+fn a_backward_through_the_softmax_is_its_steps() {
+    let mut count = 0;
+    for (seed, map) in (1..).zip(maps()) {
+        for mask in masks() {
+            let case = Case::new(&map, mask, [5, 128], seed);
+            let over = case.map.over(&case.values, case.extent);
+            let Some(softmax) = over.softmax() else { continue };
+            let (scores, up) = (case.seen(noise(case.size(), seed + 50)), case.seen(noise(case.size(), seed + 99)));
+            let (delta, mapped) =
+                (noise(HEADS * case.rows, seed + 3), case.forward::<f64>(&case.q, &case.values, &scores));
+            let block = case.block(&case.q);
+            let seen = |row: usize| block.visible(row % case.rows);
+            let lse = |row: usize| match row {
+                2 | 9 => f64::NEG_INFINITY,
+                _ => seen(row).map(|key| mapped[row * case.keys + key].exp()).sum::<f64>().ln(),
+            };
+            let lse: Vec<f64> = (0..HEADS * case.rows).map(lse).collect();
+            let weight = |at: usize| {
+                if lse[at / case.keys].is_finite() { (mapped[at] - lse[at / case.keys]).exp() } else { 0.0 }
+            };
+            let weights = case.seen((0..case.size()).map(weight).collect());
+            let of_mapped: Vec<f64> =
+                (0..case.size()).map(|at| weights[at] * (up[at] - delta[at / case.keys])).collect();
+            let expected = case.backward::<f64>(&scores, &of_mapped);
+            let (mut got, mut d_scores, mut d_values) = (vec![f64::NAN; case.size()], up, vec![0.0; case.values.len()]);
+            let mut sums = vec![0.0; over.sums()];
+            let gradients = ScoreModGradients { d_scores: &mut d_scores, d_q: &mut [], sums: &mut sums };
+            softmax.softmax_backward(&block, SoftmaxRows { lse: &lse, delta: &delta }, &scores, &mut got, gradients);
+            over.finish(&sums, &mut d_values);
+            assert_close(&case.seen(got), &weights, 1e-13, &format!("{map:?} {mask:?}, weights"));
+            assert_close(&case.seen(d_scores), &expected[0], 1e-13, &format!("{map:?} {mask:?}, scores"));
+            assert_close(&d_values, &expected[1], 1e-13, &format!("{map:?} {mask:?}, numbers"));
+            count += 1;
+        }
+    }
+    assert_eq!(count, 80, "maps with a network that sees one key, under every mask");
+}
+
+/// A diverged c has no piece for any key.
+#[test]
+fn undefined_numbers_of_fire_end_in_undefined_scores() {
+    for map in maps().iter().filter(|map| matches!(map, ScoreModSpec::Mixed(Mixed { bias: Bias::Fire(_), .. }))) {
+        let mut case = Case::new(map, Mask::CAUSAL, [3, 20], 1);
+        case.values[0] = f64::NAN;
+        let (scores, up) = (vec![0.5; case.size()], case.seen(vec![1.0; case.size()]));
+        assert!(case.forward::<f64>(&case.q, &case.values, &scores).iter().any(|score| score.is_nan()), "{map:?}");
+        assert!(case.backward::<f64>(&scores, &up)[1].iter().any(|d| d.is_nan()), "{map:?}");
     }
 }
 
