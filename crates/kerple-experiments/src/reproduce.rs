@@ -47,7 +47,7 @@ struct ExperimentFile {
 }
 
 /// Every experiment file, by paper and scale.
-const FILES: [ExperimentFile; 26] = [
+const FILES: [ExperimentFile; 27] = [
     ExperimentFile { paper: "arena", scale: "small", text: include_str!("../experiments/arena-small.toml") },
     ExperimentFile { paper: "borders", scale: "small", text: include_str!("../experiments/borders-small.toml") },
     ExperimentFile { paper: "budget", scale: "small", text: include_str!("../experiments/budget-small.toml") },
@@ -73,6 +73,7 @@ const FILES: [ExperimentFile; 26] = [
     ExperimentFile { paper: "spe", scale: "smoke", text: include_str!("../experiments/spe-smoke.toml") },
     ExperimentFile { paper: "spe", scale: "small", text: include_str!("../experiments/spe-small.toml") },
     ExperimentFile { paper: "spe", scale: "paper", text: include_str!("../experiments/spe-paper.toml") },
+    ExperimentFile { paper: "tasks", scale: "small", text: include_str!("../experiments/tasks-small.toml") },
     ExperimentFile { paper: "windows", scale: "small", text: include_str!("../experiments/windows-small.toml") },
 ];
 

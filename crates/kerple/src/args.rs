@@ -302,7 +302,7 @@ pub struct CompareArgs {
 pub struct ReproduceArgs {
     /// A paper: kerple, dape or spe; or an experiment of this project: arena, borders, budget,
     /// cost, decay, documents, draws, induction, languages, length, levels, order, reach, seeds,
-    /// shift or windows.
+    /// shift, tasks or windows.
     pub paper: String,
     /// smoke (minutes), small (hours on two cores) or paper (the paper's own sizes).
     #[arg(long, default_value = "small")]

@@ -33,6 +33,7 @@ const DESCRIPTIONS: &[(&[&str], &str)] = &[
             "reach",
             "seeds",
             "shift",
+            "tasks",
             "windows",
         ],
         include_str!("../../experiments/own-page.toml"),
