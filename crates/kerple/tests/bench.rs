@@ -31,6 +31,9 @@ fn sizes_that_do_not_fit_are_refused() {
         (r#"{"kind":"alibi","behind":0.5}"#, "it has a bias for keys after the query"),
         (r#"{"kind":"dape","base":{"kind":"t5","bidirectional":true}}"#, "it has a bias for keys after the query"),
         (r#"{"kind":"learned","positions":3}"#, "`positions`: 3 rows are too few"),
+        ("rotary", "rotary: it changes embeddings, queries or keys before the scores"),
+        ("pope", "`kerple bench step --encoding pope`"),
+        ("sine_spe", "sine_spe: it needs linear attention"),
     ] {
         refused("attention", &[&small[..], &["--encoding", encoding]].concat(), says);
     }

@@ -27,6 +27,7 @@ pub struct BenchAttentionArgs {
     #[command(flatten)]
     pub timing: TimingOptions,
     /// Encoding as a name or a JSON table, whose scores are timed alternately with KERPLE-log's.
+    /// What it does to queries and keys before is not timed.
     #[arg(long, value_parser = EncodingName, hide_possible_values = true)]
     pub encoding: Option<String>,
     #[command(flatten)]

@@ -107,6 +107,7 @@ impl TimedAttention {
         let cast = |values: Vec<f64>| values.into_iter().map(|value| value as f32).collect::<Vec<f32>>();
         let plain = TimedAttention::new(length, sizes, "none", draw);
         match encoding.form(&geometry, &stored, length) {
+            // all but the first are refused before
             EncodingForm::Nothing
             | EncodingForm::Absolute(_)
             | EncodingForm::ContentRotation(ContentRotation { decay: None, .. })
@@ -313,6 +314,27 @@ fn check_encoding(encoding: &Encoding, sizes: TimedSizes) -> CommandResult {
     if failed.len() < 2 { Ok(()) } else { Err(failed.into_iter().next().expect("there are two")) }
 }
 
+/// Fails where nothing of an encoding would be timed, because it changes embeddings, queries or keys before the scores.
+fn check_scores(encoding: &Encoding, geometry: &Geometry, length: usize) -> CommandResult {
+    let kind = encoding.method.kind();
+    let (why, options) = match encoding.form(geometry, &encoding.initial(geometry, 0), length) {
+        EncodingForm::Rotary(rotary) if rotary.feature_decay(geometry.head_dim).is_some() => return Ok(()),
+        EncodingForm::Absolute(_)
+        | EncodingForm::Rotary(_)
+        | EncodingForm::ContentRotation(ContentRotation { decay: None, .. })
+        | EncodingForm::QueryKeyMap(_) => {
+            ("it changes embeddings, queries or keys before the scores, and only scores are timed here", "")
+        }
+        EncodingForm::Code(_) => (
+            "it needs linear attention, and softmax attention is timed here",
+            " --set 'model.block.attention={linear={feature_map=\"favor\"}}'",
+        ),
+        _ => return Ok(()),
+    };
+    let hint = format!("time a training step with it: `kerple bench step --encoding {kind}{options}`");
+    Err(CommandError::misuse(format!("--encoding {kind}: {why}"), hint))
+}
+
 /// Multiply-adds that cannot be avoided, twice: 2 products forward, 5 backward, of half the pairs.
 pub fn flops(length: usize, sizes: TimedSizes, backward: bool) -> f64 {
     let pairs = (length * (length + 1) / 2) as f64;
@@ -422,7 +444,8 @@ impl TimedWork for EncodingAttention {
             let message = format!("--encoding {}: it has a bias for keys after the query", encoding.label());
             return Err(CommandError::misuse(message, "attention is causal here: omit `behind` or `bidirectional`"));
         }
-        check_memory(2 * ARRAYS * array_bytes(length, sizes), length, None)
+        check_memory(2 * ARRAYS * array_bytes(length, sizes), length, None)?;
+        check_scores(encoding, &geometry, length)
     }
 
     fn time(&self, length: usize, sizes: TimedSizes, report: &mut dyn FnMut(Measurement)) -> CommandResult {
