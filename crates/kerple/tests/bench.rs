@@ -27,6 +27,14 @@ fn sizes_that_do_not_fit_are_refused() {
     }
     refused("step", &["--lengths", "16777216", "--batch", "16", "--layers", "1"], "training needs about ");
     refused("attention", &[&small[..], &["--threads", "100000"]].concat(), "at most 4096");
+    for (options, says) in [
+        (&["--set", "train.train_len=8"][..], "--set train.train_len=8: --lengths gives this value"),
+        (&["--layers", "1", "--set", "model.n_layers=2"], "--layers gives this value"),
+        (&["--encoding", "alibi", "--set", "encoding.kind=rotary"], "--encoding gives this value"),
+        (&["--layers", "1", "--set", "model.block.glue=true"], "`glue`"),
+    ] {
+        refused("step", &[&small[..], options].concat(), says);
+    }
     for (encoding, says) in [
         (r#"{"kind":"alibi","behind":0.5}"#, "it has a bias for keys after the query"),
         (r#"{"kind":"dape","base":{"kind":"t5","bidirectional":true}}"#, "it has a bias for keys after the query"),

@@ -74,8 +74,8 @@ pub struct TimedModelOptions {
     /// Run file of the model; its text is not read.
     #[arg(long, conflicts_with_all = ["heads", "head_dim", "layers"])]
     pub config: Option<PathBuf>,
-    /// Override a key of the run file, e.g. model.block.glu=true.
-    #[arg(long, value_name = "KEY=VALUE", requires = "config")]
+    /// Override a key of the run file, or of the built-in one, e.g. model.block.glu=true.
+    #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
     /// Number of layers.
     #[arg(long, value_parser = count)]

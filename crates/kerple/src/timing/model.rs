@@ -62,6 +62,28 @@ impl TimedDevice {
     }
 }
 
+/// Fails where `--set` gives a number that another option gives too.
+fn check_overrides(options: &TimedModelOptions) -> Result<(), CommandError> {
+    let built_in = options.config.is_none();
+    for assignment in &options.set {
+        let key = assignment.split('=').next().unwrap_or_default().trim();
+        let option = match key {
+            "train.train_len" => "--lengths",
+            "train.batch_size" | "train.micro_batch_size" => "--batch",
+            "model.n_heads" if built_in => "--heads",
+            "model.head_dim" if built_in => "--head-dim",
+            "model.n_layers" if options.layers.is_some() => "--layers",
+            _ if options.encoding.is_some() && key.split('.').next() == Some("encoding") => "--encoding",
+            _ => continue,
+        };
+        return Err(CommandError::misuse(
+            format!("--set {assignment}: {option} gives this value"),
+            format!("omit --set {key}, and choose the value with {option}"),
+        ));
+    }
+    Ok(())
+}
+
 /// The decoder that is timed.
 pub struct TimedModel {
     config: RunConfig,
@@ -79,21 +101,26 @@ impl TimedModel {
         let (layers, vocab) = (options.layers, options.vocab.unwrap_or(256));
         limits::check_options(&[("--layers", layers.unwrap_or(1), 1 << 14), ("--vocab", vocab, 1 << 24)])?;
         let encoding = options.encoding.as_deref().map(encoding).transpose()?;
+        check_overrides(options)?;
         let mut config = match &options.config {
             Some(path) => RunConfig::read(path, &options.set)?,
-            None => RunConfig {
-                seed: 0,
-                data: DataConfig::text("none"),
-                encoding: Encoding::from(Method::KerpleLog(Default::default())),
-                model: ModelConfig {
-                    preset: Preset::Small,
-                    n_layers: layers,
-                    n_heads: Some(sizes.heads),
-                    head_dim: Some(sizes.head_dim),
-                    ..ModelConfig::default()
-                },
-                train: TrainConfig { steps: 1000, warmup_ratio: 0.0, ..TrainConfig::default() },
-            },
+            None => {
+                let built_in = RunConfig {
+                    seed: 0,
+                    data: DataConfig::text("none"),
+                    encoding: Encoding::from(Method::KerpleLog(Default::default())),
+                    model: ModelConfig {
+                        preset: Preset::Small,
+                        n_layers: layers,
+                        n_heads: Some(sizes.heads),
+                        head_dim: Some(sizes.head_dim),
+                        ..ModelConfig::default()
+                    },
+                    train: TrainConfig { steps: 1000, warmup_ratio: 0.0, ..TrainConfig::default() },
+                };
+                let text = toml::to_string(&built_in).expect("a run file can be written");
+                RunConfig::parse(&text, "the built-in run file", &options.set)?
+            }
         };
         if let Some(encoding) = encoding {
             config.encoding = encoding;
