@@ -390,7 +390,8 @@ pub struct SampleArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
     pub prompt_midi: Option<PathBuf>,
     /// Number of bars of --prompt-midi.
-    #[arg(long, default_value_t = 2, requires = "prompt_midi")]
+    // clap does not ask for what it requires where that conflicts with another option
+    #[arg(long, default_value_t = 2, requires = "prompt_midi", conflicts_with = "prompt")]
     pub bars: u64,
     /// Write the music as a MIDI file.
     #[arg(long, value_name = "FILE")]

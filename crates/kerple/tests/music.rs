@@ -46,6 +46,7 @@ fn music_is_learned_and_written() {
     for (arguments, said) in [
         (&["sample", "run", "--prompt", "la la"][..], "`la` is not a word of the remi events"),
         (&["sample", "run", "--prompt-midi", "run.toml"], "run.toml: not a MIDI file"),
+        (&["sample", "run", "--prompt", "Bar_None", "--bars", "1"], "cannot be used with '--bars"),
         (&["sample", "run", "--top-p", "2"], "--top-p 2 is out of range"),
     ] {
         let output = place.run(arguments);
