@@ -25,10 +25,18 @@ fn figure(all: &ReproductionFolder, page: &PageDescription, variant: &str) -> Op
         Some(TaskHeading { name: corpus.title.clone(), table })
     });
     let tasks: Vec<TaskHeading> = tasks.collect();
-    let (names, labels) = (names::encodings(all, page), labels(all));
-    let naming = |label: &str| {
+    let names = names::encodings(all, page);
+    // evaluations with other rotary rates are rows of their own, in colours of their own
+    let mut rows = labels(all);
+    for row in tasks.iter().flat_map(|task| &task.table.reaches).map(|reach| reach.encoding.as_str()) {
+        if !rows.contains(&row) {
+            rows.push(row);
+        }
+    }
+    let naming = |row: &str| {
+        let (label, rates) = row.split_at(row.find(", ").unwrap_or(row.len()));
         let name = names.get(label).map_or(label, String::as_str);
-        (name.to_owned(), labels.iter().position(|other| *other == label).unwrap_or(0))
+        (name.to_owned() + rates, rows.iter().position(|other| *other == row).unwrap_or(0))
     };
     let words = names::variant(page, &all.manifest.paper, variant);
     let title = if words.is_empty() { "Reach".to_owned() } else { format!("Reach: {words}") };

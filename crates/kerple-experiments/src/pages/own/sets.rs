@@ -61,11 +61,16 @@ impl EvaluatedSet<'_> {
         if variant.is_empty() { self.corpus.title.clone() } else { format!("{}, {variant}", self.corpus.title) }
     }
 
-    /// Which documents and how many keys queries attend to, where that differs within this folder.
-    pub(super) fn keys_seen(&self, all: &ReproductionFolder) -> String {
+    /// How they are evaluated: other rotary rates, and which documents and how many keys queries attend to, where that differs within
+    /// this folder.
+    pub(super) fn evaluated_how(&self, all: &ReproductionFolder) -> String {
         let differs = |of: fn(&EvaluationFacts) -> bool| all.manifest.evaluations.values().any(of);
-        let documents =
-            self.facts.documents.map_or_else(String::new, |documents| format!(", tested on {documents} documents"));
+        let rates =
+            self.facts.rope_scaling.as_ref().map_or_else(String::new, |rates| format!(", rotary rates: {rates}"));
+        let documents = match self.facts.documents {
+            Some(documents) => format!("{rates}, tested on {documents} documents"),
+            None => rates,
+        };
         let documents = match &self.facts.task {
             Some(task) => format!("{documents}, tested on {task}"),
             None => documents,
@@ -101,7 +106,7 @@ impl EvaluatedSet<'_> {
         };
         let head = std::iter::once("encoding".to_owned()).chain(lengths.iter().map(|length| count(*length)));
         Grid {
-            caption: format!("{}: {what}{}", self.name(all, page), self.keys_seen(all)),
+            caption: format!("{}: {what}{}", self.name(all, page), self.evaluated_how(all)),
             head: head.collect(),
             rows: self.arms.iter().map(row).collect(),
         }
