@@ -25,8 +25,9 @@ mod tokens;
 mod weights;
 
 use crate::ModelFamily;
+use kerple_core::encoding::Method;
 use kerple_lm::checkpoint;
-use kerple_lm::plan::Plan;
+use kerple_lm::plan::{LONGEST_SEQUENCE, Plan};
 use kerple_lm::run::RunFolder;
 use kerple_lm::{Error, Result};
 use serde_json::{Map, Value};
@@ -84,7 +85,8 @@ pub struct Exported {
 ///
 /// # Errors
 /// A run of a task, or one without a checkpoint; a setting that no architecture, or not the
-/// requested one, can represent, by its key; an existing destination; errors of the disk.
+/// requested one, can represent, by its key; positions that the export cannot store; an existing
+/// destination; errors of the disk.
 pub fn export(run: &RunFolder, to: &Path, options: &ExportOptions) -> Result<Exported> {
     let plan = run.existing_plan()?;
     if let Some(task) = &plan.data.task {
@@ -135,8 +137,37 @@ pub(crate) struct FamilyConfig {
     notes: Vec<String>,
 }
 
-/// The plan in the words of the first architecture that has them.
+/// The plan in the words of the first architecture that has them, with what all architectures have in common.
 fn family_config(plan: &Plan, options: &ExportOptions) -> Result<FamilyConfig> {
+    let mut chosen = first_family(plan, options)?;
+    check_positions(plan, options, chosen.family)?;
+    if plan.model.block.dropout > 0.0 {
+        chosen.notes.push("the export leaves out dropout, so torch would train the model without it".to_owned());
+    }
+    Ok(chosen)
+}
+
+/// Refuses a number of rows that an export would ignore, and one that no import reads.
+fn check_positions(plan: &Plan, options: &ExportOptions, family: ModelFamily) -> Result<()> {
+    let Some(rows) = options.positions else { return Ok(()) };
+    let encoding = &plan.encoding.method;
+    if family != ModelFamily::Gpt2 || !matches!(encoding, Method::Sinusoidal(_)) {
+        let (kind, name) = (encoding.kind(), family.model_type());
+        let message = format!(
+            "--positions {rows}: only sinusoidal encodings have rows to store, in exports as gpt2; this model has the \
+             encoding {kind} and its export is {name}"
+        );
+        return Err(Error::refused(message, "leave out --positions"));
+    }
+    let most = LONGEST_SEQUENCE as usize;
+    if !(1..=most).contains(&rows) {
+        let message = format!("--positions {rows}: the number of rows must be between 1 and {most}");
+        return Err(Error::refused(message, "give the length of the longest input"));
+    }
+    Ok(())
+}
+
+fn first_family(plan: &Plan, options: &ExportOptions) -> Result<FamilyConfig> {
     let represent = |family: ModelFamily| match family {
         ModelFamily::Kerple => config::kerple(plan),
         _ => native::config(family, plan, options),

@@ -11,7 +11,8 @@ pub fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) ->
     (similarity >= LEAST_SIMILARITY).then_some(best)
 }
 
-/// A message of serde about an unknown field or variant, with the candidate that was probably meant; other messages stay.
+/// A message of serde about an unknown field or variant, with the candidate that was probably meant; other messages stay,
+/// and so do those that suggest something already, as messages about a value inside another pass here once for each.
 pub fn with_suggestion(message: &str) -> String {
     let suggestion = || {
         let (_, rest) = message.split_once("unknown field `").or_else(|| message.split_once("unknown variant `"))?;
@@ -20,8 +21,10 @@ pub fn with_suggestion(message: &str) -> String {
         nearest(name, expected.split('`').skip(1).step_by(2))
     };
     match suggestion() {
-        Some(meant) => format!("{}; did you mean `{meant}`?", message.trim_end()),
-        None => message.to_owned(),
+        Some(meant) if !message.contains("; did you mean `") => {
+            format!("{}; did you mean `{meant}`?", message.trim_end())
+        }
+        _ => message.to_owned(),
     }
 }
 
@@ -42,6 +45,7 @@ mod tests {
     fn messages_of_serde_are_completed() {
         let told = with_suggestion("unknown field `stepz`, expected one of `train_len`, `steps`");
         assert!(told.ends_with("`steps`; did you mean `steps`?"), "{told}");
+        assert_eq!(with_suggestion(&told), told, "suggested once");
         for other in ["unknown field `quux`, expected `steps`", "invalid type: string, expected usize"] {
             assert_eq!(with_suggestion(other), other);
         }

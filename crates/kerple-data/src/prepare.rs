@@ -43,7 +43,7 @@ pub struct PrepareOptions {
     /// The token that ends a document, when a `tokenizer.json` does not have one of the usual names.
     pub eod_token: Option<String>,
     /// Key of the text in JSON lines, column of the text in Parquet.
-    pub text_key: String,
+    pub text_key: Option<String>,
     /// Shares of train, valid and test, in any unit; ignored for files whose names state a split.
     pub split: [f64; 3],
     /// Whether names of files and folders state splits; otherwise the shares apply to everything.
@@ -73,7 +73,7 @@ impl PrepareOptions {
             out: out.to_owned(),
             tokenizer: "byte".to_owned(),
             eod_token: None,
-            text_key: "text".to_owned(),
+            text_key: None,
             split: [0.9, 0.05, 0.05],
             split_by_name: true,
             byte_budget: None,

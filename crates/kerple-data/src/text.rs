@@ -202,6 +202,12 @@ impl SourceFile {
         }
     }
 
+    /// Whether its documents are values of a key or of a column.
+    pub(crate) fn has_keys(&self) -> bool {
+        use SourceFormat::{Delimited, JsonArray, JsonLines, Parquet};
+        matches!(self.format, JsonLines(_) | JsonArray(_) | Delimited(..) | Parquet)
+    }
+
     /// The documents, one at a time.
     pub(crate) fn documents(&self, text_key: &str) -> Result<Documents> {
         let read = Rc::new(Cell::new(0));

@@ -78,7 +78,8 @@ fn rows_of_tables_are_documents() {
         let (summary, out) = run(folder(&[(name, &table)]).path(), |_| {}).unwrap();
         assert_eq!(total(&summary), 100, "{name}");
         assert!(texts(&out, Split::Train).contains(", \"so\"\n"), "{name}");
-        let error = run(folder(&[(name, &table)]).path(), |options| options.text_key = "body".to_owned()).unwrap_err();
+        let error =
+            run(folder(&[(name, &table)]).path(), |options| options.text_key = Some("body".to_owned())).unwrap_err();
         assert!(error.to_string().ends_with("no column is called `body`; the columns are: id, text"), "{error}");
         let ragged = table.clone() + &format!("2{delimiter}x{delimiter}y\n");
         let error = run(folder(&[(name, &ragged)]).path(), |_| {}).unwrap_err();
@@ -114,14 +115,15 @@ fn nested_keys_lead_to_texts() {
         .map(|text| serde_json::json!({ "content": { "text": text } }).to_string() + "\n")
         .collect();
     let input = folder(&[("a.jsonl", &nested)]);
-    let with = |key: &str| run(input.path(), |options| options.text_key = key.to_owned());
+    let with = |key: &str| run(input.path(), |options| options.text_key = Some(key.to_owned()));
     assert_eq!(total(&with("content.text").unwrap().0), 100);
     let error = with("content.body").unwrap_err();
     assert!(error.to_string().contains("no key is called `content.body`"), "{error}");
     // a key with a dot in its name comes first
     let dotted: String =
         documents(0, 100).iter().map(|text| format!("{{\"a.b\": {text:?}, \"a\": {{\"b\": \"no\"}}}}\n")).collect();
-    let (_, out) = run(folder(&[("a.jsonl", &dotted)]).path(), |options| options.text_key = "a.b".to_owned()).unwrap();
+    let (_, out) =
+        run(folder(&[("a.jsonl", &dotted)]).path(), |options| options.text_key = Some("a.b".to_owned())).unwrap();
     assert!(texts(&out, Split::Train).starts_with("document "));
 }
 

@@ -333,7 +333,7 @@ fn errors_name_what_is_wrong() {
     insta::assert_snapshot!(tokenizer("none.json"), @"tokenizer `none.json`: no such file");
     insta::assert_snapshot!(failure(|_, options| options.split = [1.0, 0.0, 0.1]), @"the shares 1, 0, 0.1 must all be greater than 0");
     insta::assert_snapshot!(failure(|_, options| options.byte_budget = Some(50)), @"the valid split is empty: it needs at least 1 document, and 1 distinct documents were found in all");
-    insta::assert_snapshot!(failure(|_, options| options.text_key = "body".to_owned()), @"in/a.jsonl, line 1: no key is called `body`; the keys are: text");
+    insta::assert_snapshot!(failure(|_, options| options.text_key = Some("body".to_owned())), @"in/a.jsonl, line 1: no key is called `body`; the keys are: text");
     insta::assert_snapshot!(failure(|root, _| fs::write(root.join("in/b.jsonl"), lines(["a", "b\0"])).unwrap()), @"in/b.jsonl, line 2: the text contains U+0000, which the byte tokenizer uses as the end of a document");
     insta::assert_snapshot!(failure(|root, options| {
         fs::write(root.join("empty.jsonl"), "\n\n").unwrap();

@@ -9,7 +9,7 @@ use crate::manifest::Manifest;
 use crate::packed::{SUMS_FILE, has_checksum, pack, unpacked};
 use kerple_data::fingerprint;
 use kerple_report::folder::put;
-use kerple_run::{ARCHIVE_FILE, Error, look};
+use kerple_run::{ARCHIVE_FILE, Error, MANIFEST_FILE, look};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -109,9 +109,42 @@ pub(crate) fn is_export(folder: &Path) -> Result<bool> {
     Ok(look(&folder.join(ARCHIVE_FILE))?.is_some() || look(&folder.join(SUMS_FILE))?.is_some())
 }
 
+/// Whether a folder is an export, or what is left of one: it has an archive of runs, or sums that list a manifest. A folder of
+/// anything else may have a file with this name for its sums.
+///
+/// # Errors
+/// A folder that cannot be looked at, sums that cannot be read.
+pub fn was_exported(folder: &Path) -> Result<bool> {
+    if look(&folder.join(ARCHIVE_FILE))?.is_some() {
+        return Ok(true);
+    }
+    let sums = folder.join(SUMS_FILE);
+    if look(&sums)?.is_none() {
+        return Ok(false);
+    }
+    let text = kerple_run::files::read(&sums).map_err(Error::io_while("reading", &sums))?;
+    let names = |line: &str| line.ends_with(&format!("  {MANIFEST_FILE}"));
+    Ok(String::from_utf8_lossy(&text).lines().any(names))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sums_of_a_manifest_are_those_of_an_export() {
+        let folder = tempfile::tempdir().unwrap();
+        let sum = "0".repeat(64);
+        assert!(!was_exported(folder.path()).unwrap());
+        for (name, expected) in [("train.tokens", false), ("my-reproduction.json", false), ("reproduction.json", true)]
+        {
+            fs::write(folder.path().join(SUMS_FILE), format!("{sum}  plan.json\n{sum}  {name}\n")).unwrap();
+            assert_eq!(was_exported(folder.path()).unwrap(), expected, "{name}");
+        }
+        fs::remove_file(folder.path().join(SUMS_FILE)).unwrap();
+        fs::write(folder.path().join(ARCHIVE_FILE), "").unwrap();
+        assert!(was_exported(folder.path()).unwrap());
+    }
 
     #[test]
     fn sums_are_read_as_they_are_written_and_nothing_else_is() {

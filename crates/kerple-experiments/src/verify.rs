@@ -11,6 +11,7 @@ use crate::packed::SUMS_FILE;
 use crate::pages::{self, PAGE_FOLDER};
 use crate::reproduce::differences_from_plan;
 use crate::seal::{FileSums, is_export};
+use kerple_report::folder::{INDEX, TEXT};
 use kerple_run::{
     ARCHIVE_FILE, EVALUATION_FILE, EvaluationRow, MANIFEST_FILE, PLAN_FILE, PlanSummary, look, read_rows,
 };
@@ -39,8 +40,12 @@ impl ReproductionVerification {
 /// Compares the reproduction in `folder`, whose runs are in `place`: the folder itself, or where its archive is unpacked.
 pub fn verify(folder: &Path, place: &Path) -> ReproductionVerification {
     let mut found = ReproductionVerification::default();
-    let manifest = match Manifest::read(folder) {
-        Ok(manifest) => manifest,
+    let manifest = match Manifest::find(folder) {
+        Ok(Some(manifest)) => manifest,
+        Ok(None) => {
+            found.problem(&folder.join(MANIFEST_FILE), "is missing, so the export cannot be checked", GET_AGAIN);
+            return found;
+        }
         Err(error) => return ReproductionVerification { problems: vec![error], ..found },
     };
     let here = manifest.runs.iter().filter(|run| place.join(&run.folder).join(PLAN_FILE).is_file()).count();
@@ -214,12 +219,25 @@ fn odd(manifest: &Manifest, place: &Path, run: &PlannedRun, rows: &[EvaluationRo
     odd
 }
 
+/// Pages that an export may lack: they have the same content as the others.
+const REDUNDANT_PAGES: [&str; 2] = [INDEX, "cells.json"];
+
 /// Whether the pages are those that this program makes of the runs.
 fn rendered(manifest: &Manifest, (folder, place): (&Path, &Path), found: &mut ReproductionVerification) -> Result<()> {
     let kept = folder.join(PAGE_FOLDER);
-    let report = kept.join(kerple_report::folder::TEXT);
+    if look(&kept)?.is_none() {
+        found.good.push(format!("{PAGE_FOLDER}: missing, so pages were not compared with the runs"));
+        return Ok(());
+    }
+    let (paper, scale, out) = (&manifest.paper, &manifest.scale, folder.display());
+    let hint = format!("make the pages again with `kerple reproduce {paper} --scale {scale} --out {out} --pages-only`");
+    let report = kept.join(TEXT);
     let read = kerple_run::files::read_text(&report).map_err(Error::io_while("reading", &report));
-    let Some(text) = Error::unless_absent(read)? else { return Ok(()) };
+    let Some(text) = Error::unless_absent(read)? else {
+        // only this page records which tables and figures the others show
+        found.problem(&report, "is missing, so the pages cannot be compared with the runs", hint);
+        return Ok(());
+    };
     // the program that made it is all that only the page contains
     let by = text.lines().find_map(|line| line.strip_prefix("- pages by: "));
     let facts: Vec<(&'static str, String)> = by.map(|by| ("pages by", by.to_owned())).into_iter().collect();
@@ -231,21 +249,21 @@ fn rendered(manifest: &Manifest, (folder, place): (&Path, &Path), found: &mut Re
     let own = FileSums::of(&kept)?;
     let differ: Vec<&PathBuf> =
         own.0.iter().filter(|(name, sum)| made.0.get(*name) != Some(sum)).map(|(name, _)| name).collect();
-    if differ.is_empty() {
+    let is_redundant = |name: &Path| REDUNDANT_PAGES.iter().any(|page| Path::new(page) == name);
+    let lost: Vec<&PathBuf> = made.0.keys().filter(|name| !own.0.contains_key(*name) && !is_redundant(name)).collect();
+    if differ.is_empty() && lost.is_empty() {
         found.good.push(format!(
             "{PAGE_FOLDER}: all {} files, of {items} tables and figures, match what this program \
                 computes from the runs",
             own.0.len()
         ));
     }
-    let (paper, scale, out) = (&manifest.paper, &manifest.scale, folder.display());
     for name in differ {
-        let hint = format!(
-            "make the pages again with `kerple reproduce {paper} --scale {scale} \
-            --out {out} --pages-only`"
-        );
         let message = "does not match the runs: it was edited, or another version of the program made it";
-        found.problem(&kept.join(name), message, hint);
+        found.problem(&kept.join(name), message, &hint);
+    }
+    for name in lost {
+        found.problem(&kept.join(name), "is missing", &hint);
     }
     Ok(())
 }

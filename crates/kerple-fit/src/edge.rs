@@ -20,7 +20,9 @@ pub(crate) fn coincides(
     let is_one = |x: f64| (x - 1.0).abs() < 1e-6;
     let text = match (family.name.as_str(), amplitudes, searched) {
         ("const", ..) => return None,
-        (_, amplitudes, _) if amplitudes.iter().all(|c| *c == 0.0) => "is `const`: its amplitude is 0",
+        (_, amplitudes, _) if !amplitudes.is_empty() && amplitudes.iter().all(|c| *c == 0.0) => {
+            "is `const`: its amplitude is 0"
+        }
         ("stretched", _, [a, p]) if a * furthest.powf(*p) < 0.01 || (edges[0] && *a < 1e-3) => {
             "on the edge: is `power`, as c grows and a falls together"
         }

@@ -28,6 +28,9 @@ pub const MAX_CURVES: usize = 1 << 16;
 /// Most values of all curves of a source together.
 const MAX_VALUES: usize = 1 << 28;
 
+/// The sources that there are, as a hint.
+const SOURCES: &str = "give a run folder, a folder of transformers, or a file that ends in .csv, .json or .safetensors";
+
 /// What to read of a source.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ReadOptions {
@@ -61,6 +64,9 @@ pub struct CurveSource {
 /// # Errors
 /// A source that cannot be read or has no curves, curves that cannot be fitted, and equal names.
 pub fn read(path: &Path, options: &ReadOptions) -> Result<CurveSource> {
+    if !kerple_run::files::is_there(path).map_err(Error::io(path, "look for"))? {
+        return Err(refused(path, "the file or folder does not exist", SOURCES));
+    }
     let is_folder = kerple_run::files::is_folder(path).map_err(Error::io(path, "look for"))?;
     let extension = path.extension().and_then(|end| end.to_str()).unwrap_or_default().to_ascii_lowercase();
     let is_run = is_folder
@@ -81,10 +87,7 @@ pub fn read(path: &Path, options: &ReadOptions) -> Result<CurveSource> {
         "json" => (json::read(path, options)?, Vec::new()),
         "safetensors" => tensors::read(path, options)?,
         _ => {
-            let message = format!("{}: neither a folder nor a file of curves", path.display());
-            let hint =
-                "give a run folder, a folder of transformers, or a file that ends in .csv, .json or .safetensors";
-            return Err(Error::refused(message, hint));
+            return Err(refused(path, "neither a folder nor a file of curves", SOURCES));
         }
     };
     if raw.is_empty() {
@@ -139,9 +142,13 @@ impl RawCurve {
     fn curve(self, path: &Path, options: &ReadOptions) -> Result<Curve> {
         let RawCurve { name, support, values, weights, precision, place } = self;
         let (low, high) = options.points.unwrap_or((0.0, f64::INFINITY));
-        if support.len() != values.len() || weights.as_ref().is_some_and(|weights| weights.len() != values.len()) {
+        if support.len() != values.len() {
             let message = format!("curve `{name}`: {} values for {} distances", values.len(), support.len());
-            return Err(refused(path, message, "give a value, or null, for each distance, and as many weights"));
+            return Err(refused(path, message, "give a value, or null, for each distance"));
+        }
+        if let Some(weights) = weights.as_ref().filter(|weights| weights.len() != values.len()) {
+            let message = format!("curve `{name}`: {} weights for {} values", weights.len(), values.len());
+            return Err(refused(path, message, "give a weight for each value"));
         }
         // before any are left out
         if let Some(what) = distance_problem(&support) {

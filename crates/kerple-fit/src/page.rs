@@ -171,7 +171,7 @@ fn layers_section(report: &FitReport) -> FitSection {
             head: head(&["layer", "expression", "heads", "heads that do not exclude it", "heads without a kernel"]),
             rows: rows.collect(),
         });
-        let starts: Vec<String> = source.layers.iter().filter_map(|layer| layer.warm_start.clone()).collect();
+        let starts: Vec<&str> = source.warm_starts().collect();
         section.keys.push(starts.join("\n\n"));
     }
     section

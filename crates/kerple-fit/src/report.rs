@@ -2,8 +2,8 @@
 
 mod layers;
 
-use self::layers::layers;
 pub use self::layers::{HeadGroup, LayerFit};
+use self::layers::{layers, model_encoding};
 use crate::criteria::TOLD_APART;
 use crate::curve::Curve;
 use crate::family::Family;
@@ -63,6 +63,9 @@ pub struct SourceFits {
     pub curves: Vec<CurveFits>,
     /// Its layers, where it has any.
     pub layers: Vec<LayerFit>,
+    /// Keys of a run file for the encoding of the model, where those of the layers cover all of them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model_encoding: Option<&'static str>,
     /// What was odd about it.
     pub notes: Vec<String>,
 }
@@ -186,7 +189,8 @@ fn fit_source(source: &CurveSource, options: &FitOptions) -> Result<SourceFits> 
     let all: Vec<(&Curve, CurveOutcome)> = source.curves.iter().zip(outcomes).collect();
     let curves: Vec<CurveFits> = all.par_iter().map(|(curve, outcome)| describe(curve, outcome, options)).collect();
     let layers = layers(&curves, &source.sharing, options);
-    Ok(SourceFits { name: source.name.clone(), curves, layers, notes: source.notes.clone() })
+    let model_encoding = model_encoding(&layers, &source.sharing);
+    Ok(SourceFits { name: source.name.clone(), curves, layers, model_encoding, notes: source.notes.clone() })
 }
 
 fn describe(curve: &Curve, outcome: &CurveOutcome, options: &FitOptions) -> CurveFits {
@@ -365,6 +369,13 @@ fn fitted_reach(fit: &FamilyFit, options: &FitOptions) -> Option<u64> {
     }
 }
 
+impl SourceFits {
+    /// Keys of a run file that start from the fits of its layers.
+    pub fn warm_starts(&self) -> impl Iterator<Item = &str> {
+        self.model_encoding.into_iter().chain(self.layers.iter().filter_map(|layer| layer.warm_start.as_deref()))
+    }
+}
+
 impl FitReport {
     /// How many curves have which kernel, in a sentence.
     pub fn summary(&self) -> String {
@@ -404,7 +415,7 @@ impl fmt::Display for FitReport {
             for layer in &source.layers {
                 writeln!(f, "  {layer}")?;
             }
-            for text in source.layers.iter().filter_map(|layer| layer.warm_start.as_ref()) {
+            for text in source.warm_starts() {
                 writeln!(f, "\n{text}")?;
             }
             writeln!(f)?;

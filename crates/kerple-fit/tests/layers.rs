@@ -5,6 +5,7 @@ use kerple_core::encoding::{Encoding, Geometry};
 use kerple_fit::input::{ReadOptions, read};
 use kerple_fit::report::{FitReport, HeadGroup, fit_sources};
 use kerple_fit::{Family, FitOptions};
+use kerple_lm::config::RunConfig;
 
 fn report(heads: &[Vec<f64>], families: &str, per_head: bool) -> FitReport {
     let dir = folder();
@@ -67,6 +68,33 @@ fn each_head_starts_at_its_own_fit() {
     let given = report(&curves, "log(b~1, a~2)", false);
     let keys = given.sources[0].layers[0].warm_start.as_ref().unwrap();
     assert!(keys.contains("bias = \"log(b, a)\", start = [[1.3"), "{keys}");
+}
+
+/// What is printed for several layers is a part of a run file: `at`, and no encoding of the model that no layer has.
+#[test]
+fn keys_of_several_layers_are_keys_of_a_run_file() {
+    let dir = folder();
+    let fits = |layers: &[Vec<f64>]| {
+        let values: Vec<f32> = layers.iter().flatten().map(|x| *x as f32).collect();
+        let path = tensor_file(dir.path(), "c.safetensors", &[("bias", vec![layers.len(), 1, 96], values)]);
+        let options = FitOptions { families: Family::list("log,exp", false).unwrap(), ..FitOptions::default() };
+        fit_sources(&[read(&path, &ReadOptions::default()).unwrap()], &options).unwrap()
+    };
+    let two = fits(&[log_values(1.3, 0.4, 96), log_values(0.7, 0.1, 96)]);
+    let keys = two.sources[0].warm_starts().collect::<Vec<&str>>().join("\n\n");
+    assert!(two.to_string().contains("[encoding]\nkind = \"none\"\n\n[model.layers.layer_0]\nat = [0]\n"), "{two}");
+    let rest = "[data]\npath = \"nowhere\"\n[model]\nn_layers = 2\n[train]\ntrain_len = 32\nsteps = 1\n";
+    let config = RunConfig::parse(&format!("{keys}\n{rest}"), "printed", &[]).unwrap();
+    assert_eq!(config.encoding.label(), "none");
+    let kinds = kerple_lm::layers::resolve(&config.model.layers, 2).unwrap();
+    let kinds: Vec<(&str, &[usize], bool)> =
+        kinds.iter().map(|(name, kind)| (name.as_str(), &kind.at[..], kind.encoding.is_some())).collect();
+    assert_eq!(kinds, [("layer_0", &[0][..], true), ("layer_1", &[1][..], true)]);
+    // a layer without keys keeps the encoding of the model
+    let one = fits(&[log_values(1.3, 0.4, 96), (0..96).map(f64::from).collect()]);
+    assert_eq!(one.sources[0].model_encoding, None);
+    let keys: Vec<&str> = one.sources[0].warm_starts().collect();
+    assert!(keys.len() == 1 && keys[0].starts_with("[model.layers.layer_0]\nat = [0]\n"), "{keys:?}");
 }
 
 #[test]

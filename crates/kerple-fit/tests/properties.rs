@@ -218,3 +218,11 @@ fn intervals_cover_the_truth() {
         assert!((0.93..=0.97).contains(&share), "{family}: {share}");
     }
 }
+
+/// A family without learned amplitudes has none that could be 0.
+#[test]
+fn a_family_with_a_fixed_amplitude_is_not_called_constant() {
+    let logarithm = curve("h", (0..64).map(|d| -(0.4 * f64::from(d)).ln_1p()).collect());
+    let fits = fit(&logarithm, &options(&["log(1, a)"]));
+    assert_eq!((fits[0].amplitudes, fits[0].note.as_deref()), (0, None));
+}

@@ -87,6 +87,11 @@ fn options_that_a_source_does_not_read_are_refused() {
     assert!(message(&path, &tensor).contains("c.csv: `tensor` is for a .safetensors file"));
     let length = ReadOptions { length: Some(64), ..ReadOptions::default() };
     assert!(message(&path, &length).contains("`length` is for a run folder"));
+    // of a path that does not exist, nothing else is wrong
+    for missing in ["nowhere", "nowhere.csv"] {
+        let error = message(&dir.path().join(missing), &length);
+        assert!(error.ends_with(&format!("{missing}: the file or folder does not exist")), "{error}");
+    }
     fs::write(dir.path().join("config.json"), "{}").unwrap();
     let weights = ReadOptions { weights: Some("w".to_owned()), ..ReadOptions::default() };
     assert!(message(dir.path(), &weights).contains("`weights` is for a .csv, .json or .safetensors file"));
@@ -143,6 +148,10 @@ fn json_has_curves_over_distances_and_buckets() {
         (
             "{\"distances\": [0, 1], \"curves\": [{\"name\": \"h\", \"values\": [1]}]}".to_owned(),
             "curve `h`: 1 values for 2 distances",
+        ),
+        (
+            "{\"distances\": [0, 1], \"curves\": [{\"name\": \"h\", \"values\": [1, 2], \"weights\": [1]}]}".to_owned(),
+            "curve `h`: 1 weights for 2 values",
         ),
         (
             "{\"distances\": [], \"curves\": [{\"name\": \"h\", \"values\": [], \"color\": []}]}".to_owned(),
@@ -234,9 +243,8 @@ fn a_model_of_the_t5_family_has_a_value_per_bucket_and_direction() {
     assert!(message(dir.path(), &ReadOptions::default()).contains("has 16 buckets"));
     let empty = folder();
     assert!(message(empty.path(), &ReadOptions::default()).contains("neither plan.json nor config.json"));
-    assert!(
-        message(&empty.path().join("c.txt"), &ReadOptions::default()).contains("neither a folder nor a file of curves")
-    );
+    let text = file(empty.path(), "c.txt", "");
+    assert!(message(&text, &ReadOptions::default()).contains("neither a folder nor a file of curves"));
 }
 
 #[test]

@@ -12,10 +12,14 @@ use crate::sequences::EvalText;
 use crate::sweep::{self, EvalSpec, Shard, SweepJob};
 use kerple_core::encoding::Encoding;
 use kerple_core::encoding::scaling::RopeScaling;
+use kerple_data::machine::MemoryLimit;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 
 pub use crate::sweep::SweepEvent;
+
+/// Kind of the layers in which encodings are compared.
+pub const EXCHANGED: &str = "exchanged";
 
 /// What is compared.
 #[derive(Clone, Debug)]
@@ -54,7 +58,9 @@ impl Comparison {
     /// # Errors
     /// As [`sweep::run_all`].
     pub fn run(&self, shard: Shard, stop: &AtomicBool, tell: &mut dyn FnMut(SweepEvent)) -> Result<bool> {
-        self.with_jobs(stop, |jobs| sweep::run_all(jobs, (shard, &self.runtime.ranks), stop, tell))
+        self.with_jobs(self.runtime.limit(), stop, |jobs| {
+            sweep::run_all(jobs, (shard, &self.runtime.ranks), stop, tell)
+        })
     }
 
     /// Refuses what [`Comparison::run`] refuses before its first run.
@@ -62,13 +68,27 @@ impl Comparison {
     /// # Errors
     /// As there.
     pub fn check(&self, stop: &AtomicBool) -> Result<()> {
-        self.with_jobs(stop, |jobs| jobs.iter().try_for_each(SweepJob::check))
+        self.with_jobs(self.runtime.limit(), stop, |jobs| jobs.iter().try_for_each(SweepJob::check))
     }
 
-    fn with_jobs<T>(&self, stop: &AtomicBool, work: impl FnOnce(&[SweepJob]) -> Result<T>) -> Result<T> {
+    /// [`Comparison::check`] for runs on other machines, whose memory is not known here.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn check_for_elsewhere(&self, stop: &AtomicBool) -> Result<()> {
+        self.with_jobs(None, stop, |jobs| jobs.iter().try_for_each(SweepJob::check))
+    }
+
+    /// Works on the jobs, after their plans were checked against a limit of memory.
+    fn with_jobs<T>(
+        &self,
+        limit: Option<MemoryLimit>,
+        stop: &AtomicBool,
+        work: impl FnOnce(&[SweepJob]) -> Result<T>,
+    ) -> Result<T> {
         let alone = self.runtime.alone();
         let source = DataSource::open_until(&self.config.data, stop)?;
-        let plans = self.plans(&source)?;
+        let plans = self.plans(&source, limit.as_ref())?;
         let request = match source.task() {
             Some(_) => self.request.clone(),
             None => self.fixed_request(&plans, &source.text(Split::Test)?)?,
@@ -101,7 +121,7 @@ impl Comparison {
     }
 
     /// The plans of all runs; refuses here what would fail after hours of training.
-    fn plans(&self, source: &DataSource) -> Result<Vec<Plan>> {
+    fn plans(&self, source: &DataSource, limit: Option<&MemoryLimit>) -> Result<Vec<Plan>> {
         let Some(end) = self.config.seed.checked_add(self.seeds) else {
             let message = format!("{} seeds from {} on exceed the largest seed", self.seeds, self.config.seed);
             return Err(Error::refused(message, "choose a smaller seed"));
@@ -113,12 +133,11 @@ impl Comparison {
             if let Some(old) = self.folder(&plan.label, seed).plan()? {
                 old.check_resume(&plan, 0)?;
             }
-            let limit = self.runtime.limit();
-            plan.check_training_memory(limit.as_ref())?;
+            plan.check_training_memory(limit)?;
             self.request
                 .lengths
                 .iter()
-                .try_for_each(|length| plan.check_evaluation_memory(plan.sequence_of(*length), limit.as_ref()))?;
+                .try_for_each(|length| plan.check_evaluation_memory(plan.sequence_of(*length), limit))?;
             Ok(plan)
         })
         .collect()
@@ -133,7 +152,7 @@ impl Comparison {
             Some(at) => {
                 let exchanged =
                     LayerConfig { at: Some(at.clone()), encoding: Some(encoding.clone()), ..LayerConfig::default() };
-                config.model.layers.insert("exchanged".to_owned(), exchanged);
+                config.model.layers.insert(EXCHANGED.to_owned(), exchanged);
             }
         }
         config

@@ -63,12 +63,26 @@ impl DataConfig {
         DataConfig { path: path.into(), ..DataConfig::default() }
     }
 
-    /// Refuses data that is neither a text nor a task.
+    /// Refuses data that is neither a text nor a task, or both.
     ///
     /// # Errors
-    /// What is missing.
+    /// What is missing; what a task does not read.
     pub fn check(&self) -> Result<()> {
-        if self.task.is_some() || !self.path.as_os_str().is_empty() {
+        let is_text = !self.path.as_os_str().is_empty();
+        if let Some(task) = &self.task {
+            let name = task.name();
+            let unread = if is_text && !task.reads_files() {
+                Some(("path", format!("the task {name} draws its sequences and reads no files")))
+            } else if self.sampling == SamplingConfig::Megatron {
+                Some(("sampling", format!("megatron is for texts, and the data is the task {name}")))
+            } else {
+                None
+            };
+            return unread.map_or(Ok(()), |(key, message)| {
+                Err(Error::config(format!("data.{key}"), message, format!("remove data.{key}, or remove data.task")))
+            });
+        }
+        if is_text {
             return Ok(());
         }
         Err(Error::Config {
@@ -271,6 +285,36 @@ fn hint(text: &str) -> String {
 
 const KEYS_HINT: &str = "`kerple describe config` lists every key of a run file";
 
+/// Sections of a run file that are no value of their own.
+const SECTIONS: [&str; 4] = ["data", "model", "model.block", "train"];
+
+/// Whether it is a whole number that TOML could write if it were smaller.
+fn is_too_large(text: &str) -> bool {
+    let digits = text.trim();
+    digits.len() >= i64::MAX.to_string().len()
+        && digits.bytes().all(|byte| byte.is_ascii_digit())
+        && !digits.starts_with('0')
+}
+
+/// Refuses two overrides of one key, or of a key and of a part of it, of which one would be lost.
+fn check_overrides(overrides: &[String]) -> Result<()> {
+    let keys: Vec<String> = overrides
+        .iter()
+        .map(|assignment| {
+            assignment.split('=').next().unwrap_or_default().split('.').map(str::trim).collect::<Vec<_>>().join(".")
+        })
+        .collect();
+    for (at, key) in keys.iter().enumerate() {
+        let is_part = |outer: &str, inner: &str| inner == outer || inner.starts_with(&format!("{outer}."));
+        let earlier = keys[..at].iter().position(|other| is_part(other, key) || is_part(key, other));
+        if let Some(earlier) = earlier.filter(|earlier| overrides[*earlier] != overrides[at]) {
+            let message = format!("--set {} gives this value too", overrides[earlier]);
+            return Err(Error::config(format!("--set {}", overrides[at]), message, "give each key once"));
+        }
+    }
+    Ok(())
+}
+
 /// Most parts of a dotted key. No key of a run file is this deep, and a table is read with a call a level.
 const DEEPEST: usize = 8;
 
@@ -281,10 +325,15 @@ fn set(table: &mut toml::Table, assignment: &str) -> Result<()> {
         Error::config(&place, message, "write --set key=value with a key of the run file, e.g. --set train.steps=100")
     };
     let (path, value) = assignment.split_once('=').ok_or_else(|| fail("`=` is missing".to_owned()))?;
-    let value = toml::from_str::<toml::Table>(&format!("value = {value}"))
-        .ok()
-        .and_then(|mut parsed| parsed.remove("value"))
-        .unwrap_or_else(|| toml::Value::String(value.to_owned()));
+    let value = match toml::from_str::<toml::Table>(&format!("value = {value}")) {
+        Ok(mut parsed) => parsed.remove("value").filter(|_| parsed.is_empty()),
+        Err(_) if is_too_large(value) => {
+            return Err(fail(format!("the number is out of range, it must be at most {}", i64::MAX)));
+        }
+        Err(_) => Some(toml::Value::String(value.to_owned())),
+    };
+    let value =
+        value.ok_or_else(|| fail("the value has several lines; give each key a --set of its own".to_owned()))?;
     if path.split('.').nth(DEEPEST).is_some() {
         let start: String = path.chars().take(40).collect();
         return Err(Error::config(
@@ -295,6 +344,10 @@ fn set(table: &mut toml::Table, assignment: &str) -> Result<()> {
     }
     let mut keys: Vec<&str> = path.split('.').map(str::trim).collect();
     let last = keys.pop().filter(|key| !key.is_empty()).ok_or_else(|| fail("the key is empty".to_owned()))?;
+    if value.is_table() && SECTIONS.contains(&path) {
+        let message = format!("`{path}` is a section of the file, whose other keys the table would remove");
+        return Err(Error::config(place, message, format!("set its keys one by one, e.g. --set {path}.KEY=VALUE")));
+    }
     let mut place = table;
     for key in keys {
         let entry = place.entry(key).or_insert_with(|| toml::Value::Table(toml::Table::new()));
@@ -324,15 +377,24 @@ impl RunConfig {
         if overrides.is_empty() {
             return toml::from_str(text).map_err(fail);
         }
-        let mut table: toml::Table = toml::from_str(text).map_err(fail)?;
-        for assignment in overrides {
-            set(&mut table, assignment)?;
-        }
-        let text = toml::to_string(&table).expect("a parsed table can be written");
+        check_overrides(overrides)?;
+        let file: toml::Table = toml::from_str(text).map_err(fail)?;
+        let with = |overrides: &[String]| -> Result<std::result::Result<RunConfig, (String, String)>> {
+            let mut table = file.clone();
+            overrides.iter().try_for_each(|assignment| set(&mut table, assignment))?;
+            let text = toml::to_string(&table).expect("a parsed table can be written");
+            Ok(toml::from_str(&text).map_err(|error: toml::de::Error| (error.message().to_owned(), text)))
+        };
         // lines of the merged text are not lines of the file, so only the message is passed on
-        toml::from_str(&text).map_err(|error| {
-            let place = format!("{place} with --set {}", overrides.join(" --set "));
-            Error::config(place, with_suggestion(error.message()), hint(&text))
+        with(overrides)?.map_err(|(message, text)| {
+            // one that fails by itself in the same way is the cause
+            let is_cause =
+                |one: &&String| matches!(with(std::slice::from_ref(*one)), Ok(Err((other, _))) if other == message);
+            let causes = match overrides.iter().find(is_cause) {
+                Some(one) => one.clone(),
+                None => overrides.join(" --set "),
+            };
+            Error::config(format!("{place} with --set {causes}"), with_suggestion(&message), hint(&text))
         })
     }
 }

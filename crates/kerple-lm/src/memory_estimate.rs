@@ -285,13 +285,23 @@ impl Plan {
             let fits = |length: usize, texts: usize| self.serving_memory(length, texts).total() <= limit.bytes;
             let halves = std::iter::successors(Some(length / 2), |shorter| Some(shorter / 2));
             let shorter = || halves.take_while(|length| *length > 0).find(|length| fits(*length, texts));
-            match (1..texts).rev().find(|texts| fits(length, *texts)) {
-                Some(texts) => format!("use --max-num-seqs {texts}, or lower --max-model-len"),
-                None => shorter().map_or_else(
+            match most_that(texts, |texts| fits(length, texts)) {
+                texts @ 1.. => format!("use --max-num-seqs {texts}, or lower --max-model-len"),
+                0 => shorter().map_or_else(
                     || "serve a smaller model, or use a machine with more memory".to_owned(),
                     |length| format!("use --max-model-len {length}"),
                 ),
             }
         })
     }
+}
+
+/// The largest number below `end` that has a property which larger numbers lose; 0 where 1 lacks it.
+fn most_that(end: usize, has: impl Fn(usize) -> bool) -> usize {
+    let (mut low, mut high) = (0, end);
+    while high - low > 1 {
+        let middle = low + (high - low) / 2;
+        if has(middle) { low = middle } else { high = middle }
+    }
+    low
 }

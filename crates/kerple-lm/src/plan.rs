@@ -7,7 +7,7 @@ mod heads;
 mod model;
 
 pub use difference::PlanDifference;
-pub(crate) use difference::{line, of_models, of_positions};
+pub(crate) use difference::{line, of_models, of_positions, of_training};
 pub(crate) use head::OutputHead;
 pub use model::ModelPlan;
 
@@ -19,7 +19,6 @@ use check::{
     check, check_block, check_chunk_len, check_documents, check_encodings, check_layers, check_logits, check_pooling,
     check_task, check_train, check_trained_scaling, check_until,
 };
-use difference::flatten;
 use heads::check_heads;
 use kerple_burn::forward_context::ForwardContext;
 use kerple_core::encoding::{Encoding, Geometry};
@@ -408,7 +407,7 @@ impl Plan {
             return Err(Error::refused(message, hint));
         }
         if self.trajectory_hash() != next.trajectory_hash() {
-            return Err(self.refuse_other(next));
+            return Err(self.refuse_other(next, done));
         }
         self.check_same_validations(next)?;
         if next.steps < done {
@@ -469,28 +468,20 @@ impl Plan {
         Ok(())
     }
 
-    fn refuse_other(&self, next: &Plan) -> Error {
-        let (mut old, mut new) = (Vec::new(), Vec::new());
-        flatten("", &serde_json::to_value(self.without_rule().canonical()).expect("a plan is plain data"), &mut old);
-        flatten("", &serde_json::to_value(next.without_rule().canonical()).expect("a plan is plain data"), &mut new);
+    /// Names what differs from a plan that the run does not resume with after `done` updates.
+    fn refuse_other(&self, next: &Plan, done: u64) -> Error {
         let derived = ["label", "parameters", "steps", "train_len"];
-        let changed: Vec<(String, String)> = new
-            .into_iter()
-            .filter(|pair| !old.contains(pair) && !derived.contains(&pair.0.as_str()))
-            .map(|(key, value)| {
-                let was = old.iter().find(|(other, _)| *other == key).map_or("absent", |(_, value)| value.as_str());
-                (format!("{key} = {value} (was {was})"), key)
-            })
-            .collect();
-        let only_steps = changed.iter().all(|(_, key)| key == "train.steps" || key == "train.schedule_steps");
-        let hint = if only_steps && self.data.sampling == SamplingConfig::Random {
+        let mut changed = difference::of_all(&self.without_rule().canonical(), &next.without_rule().canonical());
+        changed.retain(|difference| !derived.contains(&difference.key.as_str()));
+        let only_steps = changed.iter().all(|of| ["train.steps", "train.schedule_steps"].contains(&of.key.as_str()));
+        let hint = if only_steps && self.data.sampling == SamplingConfig::Random && next.steps >= done {
             self.hint_to_extend(next)
         } else {
             "use another --out folder, or the run file that started this one".to_owned()
         };
-        let shown: Vec<&str> = changed.iter().take(4).map(|(text, _)| text.as_str()).collect();
+        let shown = difference::line(&changed[..changed.len().min(4)]);
         let more = if changed.len() > 4 { format!(" and {} more", changed.len() - 4) } else { String::new() };
-        Error::refused(format!("the folder contains a run of another plan: {}{more}", shown.join(", ")), hint)
+        Error::refused(format!("the folder contains a run of another plan: {shown}{more}"), hint)
     }
 
     /// How to extend a run beyond its planned updates.

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::events::EventFile;
 use crate::memory_estimate::TOKENS_AT_ONCE;
 use crate::objective::{self, Objective};
-use crate::plan::Plan;
+use crate::plan::{self, Plan};
 use crate::ranks::Ranks;
 use crate::run::{RunFolder, RunLock, seconds_since_1970, snapshot};
 use crate::runtime::Runtime;
@@ -207,6 +207,13 @@ fn train_with<M: FromPlan, T: Objective<M> + Copy>(
     Ok(TrainOutcome { step, finished, learned_at, loss: trainer.learned.map(|learned| learned.loss), seconds })
 }
 
+/// What of a plan a finished run does not take over.
+fn kept_note(kept: &Plan, asked: &Plan) -> Option<String> {
+    let ignored = plan::of_training(kept, asked);
+    (!ignored.is_empty())
+        .then(|| format!("the run is finished and stays as it was trained; ignored: {}", plan::line(&ignored)))
+}
+
 /// A train_state of the plan that has seen nothing.
 fn fresh<M: FromPlan, T: Objective<M>>(plan: &Plan, objective: T, runtime: &Runtime) -> TrainState<M, T> {
     let mut model = M::of(plan, &runtime.device.clone().autodiff());
@@ -235,7 +242,9 @@ impl<'a, M: FromPlan, T: Objective<M> + Copy> TrainLoop<'a, M, T> {
         let asked = plan.train.micro_batch_size.unwrap_or(plan.train.batch_size);
         let parts = (micro_batch != asked).then(|| parts_note(asked, micro_batch, ranks));
         let validation = validation_note(plan, batches.validation_rows());
-        let remarks = [parts, batches.remark().map(str::to_owned), validation];
+        let is_finished = state.step >= plan.training_end().last_step(&scores);
+        let kept = if is_finished { run.plan()?.and_then(|kept| kept_note(&kept, plan)) } else { None };
+        let remarks = [parts, batches.remark().map(str::to_owned), validation, kept];
         notes.into_iter().chain(remarks.into_iter().flatten()).for_each(|note| tell(TrainEvent::Note(note)));
         let train_state = train_state.with_ranks(ranks.clone());
         state.device = Some(runtime.provenance.device.clone());
@@ -264,7 +273,10 @@ impl<'a, M: FromPlan, T: Objective<M> + Copy> TrainLoop<'a, M, T> {
     /// Records the start of this session, and opens the files that it appends to.
     fn claim(&self, commit: Option<String>) -> Result<RunWriter> {
         let (plan, run, step) = (self.plan, self.session.run, self.state.step);
-        run.write_plan(&Plan { commit, ..plan.clone() })?;
+        // the plan of a finished run stays the one that it was trained with
+        if step < self.last_step() || run.plan()?.is_none() {
+            run.write_plan(&Plan { commit, ..plan.clone() })?;
+        }
         if let Some(tokenizer) = self.session.batches.tokenizer() {
             run.keep_tokenizer(plan, tokenizer)?;
         }

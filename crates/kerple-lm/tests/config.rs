@@ -114,7 +114,6 @@ fn every_key_changes_the_plan() {
         "model.layers.a={ at = [0], attn_scale = 0.5 }",
         "train.lr_schedule=inverse_root",
         "train.lr_schedule=cosine_restarts",
-        "train.lr_cycle_steps=7",
         "train.train_len=64",
         "train.batch_size=16",
         "train.steps=100",
@@ -134,6 +133,8 @@ fn every_key_changes_the_plan() {
     }
     let of_padded = |keys: &[&str]| plan(&[&["model.padded_vocab_size=300"], keys].concat()).unwrap().hash;
     assert_ne!(of_padded(&["model.unpadded_vocab_size=290"]), of_padded(&[]));
+    let of_restarts = |keys: &[&str]| plan(&[&["train.lr_schedule=cosine_restarts"], keys].concat()).unwrap().hash;
+    assert_ne!(of_restarts(&["train.lr_cycle_steps=7"]), of_restarts(&[]));
     // where the data lies, how often things are saved and how many sequences are in memory does not make another run
     for key in [
         "data.path=elsewhere",

@@ -29,7 +29,13 @@ impl<'b> BodyKeys<'b> {
     /// The keys of a body that is a JSON object.
     pub(crate) fn of(body: &'b [u8]) -> ApiResult<BodyKeys<'b>> {
         serde_json::from_slice(body).map_err(|error| {
-            let message = format!("the body must be a JSON object: {}", shortened(&error.to_string()));
+            // of an object it quotes nothing that is not shortened; another value it would quote whole
+            let why = match body.trim_ascii_start().first() {
+                Some(b'{') => error.to_string(),
+                Some(first) => format!("it begins with `{}`", first.escape_ascii()),
+                None => "it is empty".to_owned(),
+            };
+            let message = format!("the body must be a JSON object: {why}");
             ApiError::of(StatusCode::BAD_REQUEST, message)
         })
     }

@@ -142,9 +142,9 @@ pub struct PrepareArgs {
     /// files, `remi` (pop piano) or `groove` (bass, drums and one more).
     #[arg(long, default_value = "byte")]
     pub tokenizer: String,
-    /// Key of the text in JSON lines, or its column in Parquet files.
-    #[arg(long, default_value = "text")]
-    pub text_key: String,
+    /// Key of the text in JSON lines, or its column in CSV and Parquet files; `text` by default.
+    #[arg(long)]
+    pub text_key: Option<String>,
     /// Fractions of the documents for training, validation and test, regardless of names of files
     /// and folders. By default names that state a split decide, and other documents are split
     /// 0.90,0.05,0.05.

@@ -61,8 +61,21 @@ pub fn encoding(name: &str) -> Result<Encoding, CommandError> {
     Ok(Encoding::from(Method::named(kind).expect("a kind names a method")))
 }
 
+/// Refuses to replace a file of a run or of a prepared corpus.
+pub fn check_target(path: &Path) -> CommandResult {
+    let folder =
+        path.parent().filter(|folder| path.exists() && !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let is_kept = |name: &str| folder.join(name).is_file();
+    if path.exists() && (is_kept(kerple_run::PLAN_FILE) || is_kept("meta.json")) {
+        let message = format!("{} is a file of a run or of a prepared corpus; nothing was written", path.display());
+        return Err(CommandError::misuse(message, "choose another name, or a file outside of the folder"));
+    }
+    Ok(())
+}
+
 /// Writes a file that was asked for, whole or not at all.
 pub fn write_file(path: &Path, content: &str) -> CommandResult {
+    check_target(path)?;
     kerple_run::files::replace(path, content.as_bytes()).map_err(|error| CommandError::writing(path, &error))
 }
 

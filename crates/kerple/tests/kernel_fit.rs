@@ -39,7 +39,7 @@ fn misuse_is_named_with_a_hint() {
     let place = Place::new();
     place.write("curves.csv", log_curves());
     place.write("bad.csv", "distance,h\n0,1\n1,x\n");
-    let cases: [(&[&str], &str); 10] = [
+    let cases: [(&[&str], &str); 11] = [
         (&["curves.csv", "--sigma", "0"], "--sigma 0 is out of range"),
         (&["curves.csv", "--points", "9..3"], "--points `9..3` is not a range"),
         (&["curves.csv", "--families", "logg"], "unknown function `logg`"),
@@ -47,7 +47,8 @@ fn misuse_is_named_with_a_hint() {
         (&["curves.csv", "--families", "s*log(b, a)"], "only the product of 2 amplitudes"),
         (&["curves.csv", "--weights", "w"], "no column is called `w`"),
         (&["bad.csv"], "bad.csv: line 3: `x` of `h` is not a number"),
-        (&["nowhere"], "neither a folder nor a file of curves"),
+        (&["nowhere"], "nowhere: the file or folder does not exist"),
+        (&["nowhere", "--length", "8"], "nowhere: the file or folder does not exist"),
         (&["curves.csv", "--queries", "rows"], "`queries` is for a bias that depends on the query"),
         (&["curves.csv", "--points", "0..5"], "curve `near`: 6 values are too few"),
     ];
@@ -137,4 +138,73 @@ fn the_curve_of_a_bias_that_ends_is_its_kernel() {
         lines.lines().any(|line| line.starts_with("encoding = ") && line.contains("bias = \"log(b, a)\", start")),
         "{lines}"
     );
+}
+
+/// Lines of TOML among what is printed.
+fn keys(lines: &str) -> String {
+    let is_key = |line: &&str| ["[", "kind = ", "at = ", "encoding = "].iter().any(|start| line.starts_with(start));
+    lines.lines().filter(is_key).collect::<Vec<&str>>().join("\n")
+}
+
+#[test]
+fn printed_keys_of_several_layers_are_taken_by_train() {
+    let place = Place::new();
+    place.make_data();
+    let layers = ["--set", "model.n_layers=3", "--set", "train.steps=1"];
+    let own = ["--set", "encoding={ kind = \"kerple_log\", share = \"layer\" }"];
+    place.ok(&[&["train", "--config", "run.toml", "--out", "own"], &own[..], &layers].concat());
+    let fit = |run: &str| {
+        let output = place.run(&["kernel", "fit", run, "--families", "power,log", "--length", "96"]);
+        [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap())
+    };
+    let [lines, _] = fit("own");
+    let printed = keys(&lines);
+    assert!(printed.starts_with("[encoding]\nkind = \"none\"\n[model.layers.layer_0]\nat = [0]\n"), "{lines}");
+    place.write("next.toml", format!("{printed}\n{}", RUN.replace("[encoding]\nkind = \"kerple_log\"\n", "")));
+    place.ok(&[&["train", "--config", "next.toml", "--out", "next"], &layers[..]].concat());
+    // layers without a bias count: the keys are those of layer 0 and not those of the model
+    let some = ["--set", "model.layers={ g = { at = [1, 2], encoding = \"none\" } }"];
+    place.ok(&[&["train", "--config", "run.toml", "--out", "some"], &some[..], &layers].concat());
+    let [lines, notes] = fit("some");
+    assert!(keys(&lines).starts_with("[model.layers.layer_0]\nat = [0]\nencoding = "), "{lines}");
+    assert!(notes.contains("note: the encoding of layers 1, 2 has no bias over distance"), "{notes}");
+}
+
+#[test]
+fn parts_of_an_encoding_that_are_not_fitted_are_noted() {
+    let place = Place::new();
+    place.make_data();
+    let task = "[data.task]\nkind = \"even_pairs\"\n";
+    let encoder = RUN.replace("[data]\npath = \"data\"\n", task).replace("[model]\n", "[model]\npooling = \"mean\"\n");
+    place.write("encoder.toml", encoder);
+    let cases = [
+        ("run.toml", "\"kerple_bias_weight\"", "note: the weight that multiplies the scores of layer 0 is not fitted"),
+        ("run.toml", "{ kind = \"dape\", base = \"alibi\" }", "which changes the scores of layer 0, is not fitted"),
+        (
+            "encoder.toml",
+            "{ kind = \"alibi\", behind = 0.5 }",
+            "note: the bias of layer 0 has values of its own for keys after",
+        ),
+    ];
+    for (number, (config, encoding, note)) in cases.into_iter().enumerate() {
+        let (out, set) = (format!("run{number}"), format!("encoding={encoding}"));
+        place.ok(&["train", "--config", config, "--out", &out, "--set", &set, "--set", "train.steps=1"]);
+        let output = place.run(&["kernel", "fit", &out, "--families", "power,log", "--length", "96"]);
+        let notes = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success() && notes.contains(note), "{encoding}: {notes}");
+    }
+    // of a run with a bias and a weight, both are drawn
+    let drawn = place.ok(&["kernel", "plot", "run0", "--length", "64"]);
+    assert!(drawn.contains("head 0 bias") && drawn.contains("head 1 weight"), "{drawn}");
+}
+
+#[test]
+fn options_of_a_plot_that_have_no_effect_are_refused() {
+    let place = Place::new();
+    for option in [&["--log"][..], &["--length", "5"]] {
+        let output = place.run(&[&["kernel", "plot", "run", "--effective-lengths"], option].concat());
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(2) && error.contains("--effective-lengths"), "{error}");
+        assert!(error.contains(option[0]) && error.contains("cannot be used with"), "{error}");
+    }
 }

@@ -156,7 +156,7 @@ fn misuse_of_a_search_is_named_with_a_hint() {
         "task.toml",
         "encoding.kind = \"none\"\n[data.task]\nkind = \"parity_check\"\n[train]\ntrain_len = 40\nsteps = 16\n",
     );
-    let cases: [(&[&str], &str); 17] = [
+    let cases: [(&[&str], &str); 18] = [
         (&[], "--budget is missing"),
         (&["--budget", "0"], "--budget 0 is out of range"),
         (&["--budget", "0.0000001"], "--budget 0.0000001 is too small"),
@@ -171,6 +171,7 @@ fn misuse_of_a_search_is_named_with_a_hint() {
         (&["--budget", "1", "--protocol", "rolling:32"], "--protocol rolling:32 is not available in a search"),
         (&["--budget", "1", "--n-segments", "100000"], "100000 segments of 128 tokens were requested"),
         (&["--budget", "1", "--truth", "log(1, 1)"], "--truth is for --measure synthetic"),
+        (&["--budget", "1", "--noise", "0.5"], "--noise is for --measure synthetic"),
         (&["--measure", "synthetic", "--noise", "0"], "--noise 0 is out of range"),
         (&["--measure", "synthetic", "--truth", "log(b, a)"], "its parameters have no values"),
         (&["--budget", "1", "--config", "task.toml"], "data.task is set"),

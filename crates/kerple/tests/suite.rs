@@ -5,6 +5,7 @@ mod chapter;
 mod common;
 mod demo;
 mod departing;
+mod describe;
 mod documents;
 mod errors;
 mod evaluation;
@@ -13,6 +14,7 @@ mod files;
 mod folders;
 mod habits;
 mod hints;
+mod honoured;
 mod interchange;
 #[cfg(feature = "fit")]
 mod kernel_fit;

@@ -62,7 +62,7 @@ fn folders_of_runs_are_looked_at_whole() {
     let (code, said, remarks) = verified(&place, &["missing", "two", "data"]);
     assert_eq!(code, Some(1), "{said}{remarks}");
     for line in [
-        "NOTHING  missing: ",
+        "NOTHING  missing: not a prepared corpus: the folder does not exist",
         "ok       1 of 2 runs",
         "DAMAGED  two/runs/alibi/seed-1235/plan.json: ",
         "ok       content ",

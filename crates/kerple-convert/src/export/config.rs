@@ -128,8 +128,5 @@ fn notes(plan: &Plan) -> Vec<String> {
             "linear attention computes every pair of positions in torch, so its time is quadratic there".to_owned(),
         );
     }
-    if plan.model.block.dropout > 0.0 {
-        notes.push("the export leaves out dropout, so torch would train the model without it".to_owned());
-    }
     notes
 }

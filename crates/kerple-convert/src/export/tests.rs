@@ -281,3 +281,54 @@ fn other_normalizers_than_softmax_have_no_equivalent() {
         }
     }
 }
+
+#[test]
+fn every_family_says_that_dropout_is_left_out() {
+    let gated = LLAMA.replace("[model.block]\n", "[model.block]\ndropout = 0.1\n");
+    let inkling = format!("{gated}{INKLING_BLOCK}");
+    let bare = "norm = \"layer_no_bias\"\nqkv_bias = false\nout_bias = false\nmlp_bias = false\n";
+    let bloom = "embedding_norm = true\nactivation = \"gelu_tanh\"\n";
+    let dropped = |keys: &str| format!("[model.block]\ndropout = 0.1\n{keys}");
+    for (expected, encoding, model) in [
+        (ModelFamily::GptNeox, "\"rotary\"", dropped("")),
+        (ModelFamily::Gpt2, "\"learned\"", dropped("")),
+        (ModelFamily::Llama, "\"rotary\"", gated.clone()),
+        (ModelFamily::Qwen3, "\"rotary\"", format!("{gated}qk_norm = true\n")),
+        (ModelFamily::Inkling, INKLING, inkling),
+        (ModelFamily::Bloom, "\"alibi\"", dropped(bloom)),
+        (ModelFamily::Mpt, "\"alibi\"", dropped(bare)),
+        (ModelFamily::Kerple, "\"kerple_log\"", dropped("")),
+    ] {
+        let notes = |model: &str| {
+            let found = family_config(&of(encoding, model), &ExportOptions::default()).unwrap();
+            assert_eq!(found.family, expected);
+            found.notes.iter().filter(|note| note.contains("leaves out dropout")).count()
+        };
+        assert_eq!((notes(&model), notes(&model.replace("dropout = 0.1\n", ""))), (1, 0), "{expected:?}");
+    }
+}
+
+#[test]
+fn positions_that_an_export_cannot_store_are_refused() {
+    let found = |encoding: &str, model: &str, rows: usize, family: Option<ModelFamily>| {
+        let options = ExportOptions { positions: Some(rows), family, ..ExportOptions::default() };
+        family_config(&of(encoding, model), &options).map_err(|error| error.to_string())
+    };
+    let stored = found("\"sinusoidal\"", "", 1 << 24, None).unwrap();
+    assert_eq!((stored.family, &stored.config["n_positions"]), (ModelFamily::Gpt2, &Value::from(1 << 24)));
+    for rows in [0, (1 << 24) + 1, 1 << 40] {
+        let error = found("\"sinusoidal\"", "", rows, None).unwrap_err();
+        assert_eq!(error, format!("--positions {rows}: the number of rows must be between 1 and 16777216"));
+    }
+    for (encoding, model, family, name) in [
+        ("learned", "", None, "gpt2"),
+        ("rotary", "", None, "gpt_neox"),
+        ("kerple_log", "", None, "kerple"),
+        ("sinusoidal", "", Some(ModelFamily::Kerple), "kerple"),
+        ("sinusoidal", LLAMA, None, "kerple"),
+    ] {
+        let error = found(&format!("\"{encoding}\""), model, 64, family).unwrap_err();
+        let expected = format!("this model has the encoding {encoding} and its export is {name}");
+        assert!(error.starts_with("--positions 64: ") && error.ends_with(&expected), "{error}");
+    }
+}

@@ -2,9 +2,11 @@
 
 use super::short::{listed, short};
 use kerple_lm::{Error, Result, plan};
+use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
+use std::fmt;
 use std::io::Read;
 use std::path::Path;
 
@@ -62,10 +64,76 @@ pub fn read_text(path: &Path, longest: u64) -> Result<String> {
 /// The value of a JSON file.
 ///
 /// # Errors
-/// Text that is not JSON, with its line.
+/// Text that is not JSON, or a key that occurs twice, with its line.
 pub fn parse(path: &Path, text: &str) -> Result<Value> {
-    serde_json::from_str(text)
-        .map_err(|error| Error::damaged(path, format!("not JSON: {error}"), "copy the file again"))
+    let value = serde_json::from_str::<UniqueKeys>(text).map(|UniqueKeys(value)| value);
+    value.map_err(|error| match error.is_data() {
+        true => Error::damaged(path, error.to_string(), "remove one of the two, or copy the file again"),
+        false => Error::damaged(path, format!("not JSON: {error}"), "copy the file again"),
+    })
+}
+
+/// A JSON value without a repeated key in any of its objects. Of two, [`Value`] keeps the last without a word.
+struct UniqueKeys(Value);
+
+impl<'de> Deserialize<'de> for UniqueKeys {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        deserializer.deserialize_any(UniqueKeysVisitor)
+    }
+}
+
+struct UniqueKeysVisitor;
+
+impl<'de> Visitor<'de> for UniqueKeysVisitor {
+    type Value = UniqueKeys;
+
+    fn expecting(&self, out: &mut fmt::Formatter) -> fmt::Result {
+        out.write_str("a JSON value")
+    }
+
+    fn visit_unit<E: de::Error>(self) -> std::result::Result<UniqueKeys, E> {
+        Ok(UniqueKeys(Value::Null))
+    }
+
+    fn visit_bool<E: de::Error>(self, value: bool) -> std::result::Result<UniqueKeys, E> {
+        Ok(UniqueKeys(value.into()))
+    }
+
+    fn visit_i64<E: de::Error>(self, value: i64) -> std::result::Result<UniqueKeys, E> {
+        Ok(UniqueKeys(value.into()))
+    }
+
+    fn visit_u64<E: de::Error>(self, value: u64) -> std::result::Result<UniqueKeys, E> {
+        Ok(UniqueKeys(value.into()))
+    }
+
+    fn visit_f64<E: de::Error>(self, value: f64) -> std::result::Result<UniqueKeys, E> {
+        Ok(UniqueKeys(value.into()))
+    }
+
+    fn visit_str<E: de::Error>(self, value: &str) -> std::result::Result<UniqueKeys, E> {
+        Ok(UniqueKeys(value.into()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut all: A) -> std::result::Result<UniqueKeys, A::Error> {
+        let mut values = Vec::new();
+        while let Some(UniqueKeys(value)) = all.next_element()? {
+            values.push(value);
+        }
+        Ok(UniqueKeys(values.into()))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut all: A) -> std::result::Result<UniqueKeys, A::Error> {
+        let mut map = Map::new();
+        while let Some(key) = all.next_key::<String>()? {
+            if map.contains_key(&key) {
+                return Err(de::Error::custom(format!("the key `{}` occurs twice", short(&key))));
+            }
+            let UniqueKeys(value) = all.next_value()?;
+            map.insert(key, value);
+        }
+        Ok(UniqueKeys(map.into()))
+    }
 }
 
 /// Whether a key is one of `words`, which spaces separate. Words that end with `*` stand for all keys that begin so.
@@ -283,5 +351,28 @@ impl<'a> ConfigKeys<'a> {
             .map(|name| format!("{}{name}", self.within))
             .collect();
         (!odd.is_empty()).then(|| format!("ignored keys that this version does not know: {}", listed(&odd, 40)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_is_that_of_its_text_and_no_key_is_read_twice() {
+        let path = Path::new("config.json");
+        let text = r#"{"a": [null, true, -1, 18446744073709551615, 1e-05, "\u00e9"], "b": {"a": {}}, "c": 0.1}"#;
+        assert_eq!(parse(path, text).unwrap(), serde_json::from_str::<Value>(text).unwrap());
+        for (text, key) in [
+            (r#"{"a": 1, "a": 1}"#, "a"),
+            (r#"{"a": {"b": 1, "c": 2, "b": 3}}"#, "b"),
+            (r#"[{"a": [{"c": 1, "\u0063": 2}]}]"#, "c"),
+        ] {
+            let error = parse(path, text).unwrap_err().to_string();
+            assert!(error.contains(&format!("config.json: the key `{key}` occurs twice at line 1 ")), "{error}");
+        }
+        let error = parse(path, "{\"a\": 1,}").unwrap_err().to_string();
+        assert!(error.contains("not JSON: "), "{error}");
+        assert!(parse(path, &"[".repeat(1 << 20)).is_err(), "nested without end");
     }
 }

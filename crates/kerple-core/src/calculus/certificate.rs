@@ -373,7 +373,7 @@ impl fmt::Display for Certificate {
         if self.by_construction.is_unbounded() && shift.c_min.is_some() {
             writeln!(
                 f,
-                "                  for these points only: k has no lower bound, so distant points need a larger c"
+                "                  for these points only: no lower bound of k was found, so distant points may need a larger c"
             )?;
         }
         writeln!(f)?;

@@ -72,7 +72,7 @@ impl Error {
             }
             Error::NotFinite { .. } => Some("use points that are closer together, or smaller parameters".into()),
             Error::NoFeatures { .. } => Some("see the eigenvalues with `kerple kernel check`".into()),
-            Error::OutOfRange { .. } => None,
+            Error::OutOfRange { low, high, .. } => Some(format!("give a number from {low} to {high}")),
         }
     }
 }

@@ -205,13 +205,19 @@ pub struct FarShare {
 /// ```
 pub fn far_share(bias: impl Fn(f64) -> f64, len: usize, distance: usize, score_bound: f64) -> FarShare {
     let values: Vec<f64> = (0..len).map(|d| bias(d as f64)).collect();
-    let top = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let weight = |values: &[f64]| values.iter().map(|value| (value - top).exp()).sum::<f64>();
     let (near, far) = values.split_at((distance + 1).min(len));
-    let (near, far) = (weight(near), weight(far));
-    let share = |far: f64, near: f64| if far == 0.0 { 0.0 } else { far / (far + near) };
-    // e^-2B on the near side instead of e^2B on the far side, which could overflow
-    FarShare { equal_scores: share(far, near), most: share(far, near * (-2.0 * score_bound).exp()) }
+    let (near, far) = (log_sum_exp(near), log_sum_exp(far));
+    // logarithms, because weights underflow far below the largest, and e^2B overflows
+    let share =
+        |bound: f64| if far == f64::NEG_INFINITY { 0.0 } else { 1.0 / (1.0 + (near - far - 2.0 * bound).exp()) };
+    FarShare { equal_scores: share(0.0), most: share(score_bound) }
+}
+
+/// `ln sum_i e^(x_i)`, of no values `ln 0`.
+fn log_sum_exp(values: &[f64]) -> f64 {
+    let top = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let top = if top.is_finite() { top } else { 0.0 };
+    top + values.iter().map(|value| (value - top).exp()).sum::<f64>().ln()
 }
 
 #[cfg(test)]
@@ -244,6 +250,20 @@ mod tests {
             let reached = weights.iter().skip(distance + 1).sum::<f64>() / weights.iter().sum::<f64>();
             prop_assert!((reached - shares.most).abs() < 1e-12);
         }
+    }
+
+    /// Weights beyond distance 2047 are below `e^-1024` of the first, and scores within 600 lift them by up to `e^1200`.
+    #[test]
+    fn far_weights_that_underflow_are_counted() {
+        let falling = |d: f64| -0.5 * d;
+        let lifted = far_share(falling, 4096, 2047, 600.0);
+        assert_eq!((lifted.equal_scores, lifted.most), (0.0, 1.0));
+        // near and far weigh the same at the bound B that solves 2 B = 1024: their sums differ by the factor e^1024
+        let even = far_share(falling, 4096, 2047, 512.0);
+        assert!((even.most - 0.5).abs() < 1e-9, "{even:?}");
+        let none = far_share(falling, 64, 63, 600.0);
+        assert_eq!((none.equal_scores, none.most), (0.0, 0.0));
+        assert_eq!(far_share(|_| f64::NEG_INFINITY, 4, 1, 1.0).most, 0.0);
     }
 
     #[test]

@@ -109,10 +109,7 @@ impl<'a> Parser<'a> {
             let kind = ParseErrorKind::TooLarge { what: "the length", value: text.len(), limit: MAX_LENGTH };
             return Err(error("", 0..1, kind));
         }
-        let tokens = tokens(text).map_err(|(span, found)| {
-            let expected = vec!["a number, a name or one of + - * ^ ( ) , = ~".to_owned()];
-            error(text, span, ParseErrorKind::Unexpected { expected, found })
-        })?;
+        let tokens = tokens(text).map_err(|(span, kind)| error(text, span, kind))?;
         Ok(Parser { text, tokens, next: 0, depth: 0, strict })
     }
 

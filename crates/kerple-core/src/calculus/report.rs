@@ -58,7 +58,14 @@ impl fmt::Display for KernelCheck {
         match self {
             KernelCheck::Certificate(certificate) => certificate.fmt(f),
             KernelCheck::Family { kernel, parameters, dim, by_construction } => {
-                writeln!(f, "{kernel}\n\nby construction   {}", proven_on(by_construction, *dim))?;
+                let names: Vec<&str> = parameters.iter().map(|parameter| parameter.name.as_str()).collect();
+                writeln!(f, "{kernel}\n")?;
+                writeln!(
+                    f,
+                    "on these points   not checked, eigenvalues need a number for each of {}",
+                    names.join(", ")
+                )?;
+                writeln!(f, "by construction   {}", proven_on(by_construction, *dim))?;
                 for parameter in parameters {
                     let KernelParameter { name, low, high, .. } = parameter;
                     let high = if high.is_finite() { format!("{high}]") } else { "inf)".to_owned() };
@@ -73,7 +80,8 @@ impl fmt::Display for KernelCheck {
 /// Examines a kernel: `kerple kernel check EXPR --points SPEC`.
 ///
 /// A kernel whose parameters are all numbers gets a [`Certificate`] on the points. Where some are learned, there is no one
-/// matrix, and the answer is what the rules prove for all values. Kernels that no rule proves are examined as well.
+/// matrix, and the answer is what the rules prove for all values, on points with as many coordinates. Kernels that no rule
+/// proves are examined as well.
 ///
 /// # Errors
 /// When the expression or the point set cannot be read, or the kernel overflows on the points.
@@ -306,6 +314,7 @@ mod tests {
         assert!(check.is_valid());
         let text = check.to_string();
         assert!(text.contains("power.a in [0.01, inf), starts at 0.1") && text.contains("Fact 2"), "{text}");
+        assert!(text.contains("not checked, eigenvalues need a number for each of b, log.a, power.a\n"), "{text}");
         assert!(!super::check("power(a, 2.5)", "0..7").unwrap().is_valid());
     }
 
@@ -317,6 +326,8 @@ mod tests {
             assert!(check(expr, points).unwrap_err().hint().unwrap().contains(hint));
         }
         assert!(effective_span("log", 100, 1.0).unwrap_err().hint().unwrap().contains("`b=0.5`"));
+        let long = effective_span("log(1, 1)", 0, 1.0).unwrap_err();
+        assert_eq!(long.hint().unwrap(), "give a number from 1 to 16777216");
         assert!(curves(&["log"], 1, false).unwrap_err().to_string().contains("expected 2 to 16777216"));
     }
 

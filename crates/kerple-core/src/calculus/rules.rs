@@ -215,7 +215,8 @@ impl Derivation {
         }
     }
 
-    /// Whether the kernel has no lower bound, so that no one shift makes it positive definite on every point set.
+    /// Whether no lower bound of the kernel was found. A kernel without one has no shift that makes it positive definite on
+    /// every point set; the bound of a sum may be further down than its lowest value.
     pub fn is_unbounded(&self) -> bool {
         self.low == f64::NEG_INFINITY
     }

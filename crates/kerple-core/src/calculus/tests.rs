@@ -366,6 +366,7 @@ fn errors_point_at_the_character() {
         ("power(1, p~3)", 12, "outside (0, 2]"),
         ("power(1, p~U(3,4))", 12, "meets the range"),
         ("1.2.3", 1, "found `1.2.3`"),
+        ("power(1e400, 1)", 7, "`1e400` is out of range, the largest number is 1.79769"),
         ("log(1 - log)", 7, "with its sign: `-log(1 - k)`"),
         ("pow(gauss, 0.5)", 1, "only where k <= 0"),
         ("neglog(const(2))", 1, "only where k < 1"),

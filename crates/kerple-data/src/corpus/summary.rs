@@ -171,7 +171,14 @@ impl CorpusSummary {
 
     pub(crate) fn read(folder: &Path) -> Result<CorpusSummary> {
         let file = folder.join(META);
-        let none = || format!("{}: not a prepared corpus: {META} is missing", folder.display());
+        let none = || {
+            // a mistyped path is more likely than a corpus that lost its summary
+            let why = match folder.try_exists() {
+                Ok(false) => "the folder does not exist".to_owned(),
+                _ => format!("{META} is missing"),
+            };
+            format!("{}: not a prepared corpus: {why}", folder.display())
+        };
         let text = read_text(&file, LONGEST, AGAIN).map_err(|error| match error {
             Error::Io { source, .. } if matches!(source.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
                 Error::refused(

@@ -171,7 +171,11 @@ fn a_corpus_of_ids_has_no_tokenizer() {
     let corpus = Corpus::open(&prefix).unwrap();
     insta::assert_snapshot!(corpus.tokenizer().unwrap_err(), @"this corpus holds token ids and has no tokenizer");
     assert!(corpus.bytes_in(Split::Train, 0..1).is_err());
-    assert!(Corpus::open(&folder.path().join("nothing")).unwrap_err().to_string().contains("not a prepared corpus"));
+    let error = |path: &Path| Corpus::open(path).unwrap_err().to_string();
+    assert!(
+        error(&folder.path().join("nothing")).ends_with("nothing: not a prepared corpus: the folder does not exist")
+    );
+    assert!(error(folder.path()).ends_with(": not a prepared corpus: meta.json is missing"));
 }
 
 /// Token files are copied as they are, with or without the tokenizer they were made with.

@@ -97,6 +97,9 @@ impl DocumentContent {
 ///
 /// The split of a document depends on the document, the shares and how its own file was given, never on what else there
 /// is: more files move nothing from one split into another.
+/// The key of a text unless another is named.
+const TEXT_KEY: &str = "text";
+
 pub(super) struct Selection<'a> {
     files: &'a [SourceFile],
     names: SplitNames,
@@ -132,6 +135,12 @@ impl<'a> Selection<'a> {
                 "e.g. 0.9,0.05,0.05",
             ));
         }
+        if let Some(key) = options.text_key.as_ref().filter(|_| !files.iter().any(SourceFile::has_keys)) {
+            return Err(Error::refused(
+                format!("--text-key {key}: no input has keys or columns"),
+                "omit --text-key: a text file is one document",
+            ));
+        }
         let shares = options.split.map(|share| share / sum);
         let budget = options.byte_budget.unwrap_or(u64::MAX);
         let names = if options.split_by_name { SplitNames::read(files)? } else { SplitNames::ignored(files)? };
@@ -140,7 +149,7 @@ impl<'a> Selection<'a> {
             names,
             by_name: options.split_by_name,
             bytes_are_tokens: options.tokenizer == "byte",
-            text_key: &options.text_key,
+            text_key: options.text_key.as_deref().unwrap_or(TEXT_KEY),
             budget,
             shares,
             augment: options.augment,

@@ -47,8 +47,10 @@ impl Staging {
             sweep(&out, name, &out);
         }
         if is_there(&out).map_err(Error::io(named, "look for"))? && !is_replaceable(&out)? {
+            let what =
+                if has_summary(&out)? { "has other files than a prepared corpus" } else { "is not a prepared corpus" };
             return Err(Error::refused(
-                format!("{}: the folder exists and is not a prepared corpus; nothing was overwritten", named.display()),
+                format!("{}: the folder exists and {what}; nothing was overwritten", named.display()),
                 "choose another folder with --out, or remove this one",
             ));
         }

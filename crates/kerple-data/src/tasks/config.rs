@@ -146,6 +146,11 @@ impl TaskConfig {
         self.name() == "lra_retrieval"
     }
 
+    /// Whether its examples can be read from files; those of other tasks are always drawn.
+    pub fn reads_files(&self) -> bool {
+        self.drawn().is_none()
+    }
+
     /// Whether its examples without files replace published ones, instead of being generated as
     /// published.
     pub fn is_made_up_without_files(&self) -> bool {

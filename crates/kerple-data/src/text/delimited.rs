@@ -28,8 +28,11 @@ pub(super) fn documents(
     let found = names.iter().enumerate().filter(|(_, name)| *name == key).map(|(at, _)| at).collect::<Vec<usize>>();
     let [column] = found[..] else {
         let shown = names.iter().take(8).cloned().collect::<Vec<_>>().join(", ");
-        let count = if found.is_empty() { "no column" } else { "more than one column" };
-        return Err(Error::damaged(path, format!("{count} is called `{key}`; the columns are: {shown}"), HINT));
+        let (count, hint) = match found.is_empty() {
+            true => ("no column", HINT),
+            false => ("more than one column", "rename one of the columns in the file"),
+        };
+        return Err(Error::damaged(path, format!("{count} is called `{key}`; the columns are: {shown}"), hint));
     };
     let path: PathBuf = path.to_owned();
     let mut number = 0;

@@ -4,7 +4,7 @@ use super::{DocumentContent, SourceDocument, unreadable};
 use crate::error::{Error, Result};
 use crate::file::without_mark;
 use crate::json::without_odd_numbers;
-use serde::de::{DeserializeSeed, Deserializer, MapAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use std::borrow::Cow;
 use std::fmt;
@@ -129,7 +129,7 @@ fn value_at<'l>(object: &'l [u8], key: &str) -> serde_json::Result<(Option<&'l R
     Ok((value, keys))
 }
 
-/// Keeps the value of one key of an object, the last where there are several, and the names of the first keys.
+/// Keeps the value of one key of an object, which it must not have twice, and the names of the first keys.
 struct FindKey<'k>(&'k str);
 
 struct ObjectFields<'l> {
@@ -158,7 +158,9 @@ impl<'l> Visitor<'l> for FindKey<'_> {
         while let Some(key) = object.next_key::<Cow<str>>()? {
             let value = object.next_value()?;
             if key == self.0 {
-                fields.value = Some(value);
+                if fields.value.replace(value).is_some() {
+                    return Err(A::Error::custom(format!("`{key}` occurs twice")));
+                }
             } else if fields.keys.len() < SHOWN {
                 fields.keys.push(key.into_owned());
             }

@@ -3,7 +3,7 @@
 use super::profiles::{self, LayerProfiles};
 use super::{RawCurve, ReadOptions, check_counts, refused};
 use crate::curve::{CurvePrecision, Support};
-use kerple_core::forms::Sides;
+use kerple_core::encoding::Injection;
 use kerple_lm::run::RunFolder;
 use kerple_lm::runtime::Runtime;
 use kerple_run::Result;
@@ -27,12 +27,15 @@ pub(super) fn read(
     let (mut curves, mut notes, mut profiles) = (Vec::new(), found.notes, Vec::new());
     *sharing = encoding.sets();
     for layers in encoding.sets() {
+        let of_layers = match &layers[..] {
+            [layer] => format!("layer {layer}"),
+            several => format!("layers {}", several.iter().map(usize::to_string).collect::<Vec<String>>().join(", ")),
+        };
         if let Some((rank, values)) = encoding.profiles(layers[0]) {
             let own = (values.len() / rank.max(1)).min(options.length.unwrap_or(usize::MAX));
             let kept = values.chunks(values.len() / rank.max(1)).flat_map(|profile| profile[..own].to_vec()).collect();
             notes.push(format!(
-                "the bias of layer {} ends at distance {own}: fitted kernels describe it up to there",
-                layers[0]
+                "the bias of {of_layers} ends at distance {own}: fitted kernels describe it up to there"
             ));
             profiles.push(LayerProfiles { layer: Some(layers[0]), rank, values: kept, precision: CurvePrecision::F32 });
             continue;
@@ -42,34 +45,48 @@ pub(super) fn read(
         let len = reach.or(cap.map(|cap| cap + 1)).map_or(len, |own| len.min(own));
         let ends = reach.map(|reach| format!("ends at distance {reach}"));
         if let Some(ends) = ends.or(cap.map(|cap| format!("is constant from distance {cap} on"))) {
-            notes.push(format!("the bias of layer {} {ends}: fitted kernels describe it up to there", layers[0]));
+            notes.push(format!("the bias of {of_layers} {ends}: fitted kernels describe it up to there"));
         }
         check_counts(path, curves.len() + 1, len)?;
         let table = encoding.table(layers[0], len);
-        let Some(bias) = &table.bias else { continue };
+        if table.weight.is_some() {
+            notes.push(format!(
+                "the weight that multiplies the scores of {of_layers} is not fitted, and keys of a run file leave it out"
+            ));
+        }
+        let Some(bias) = &table.bias else {
+            notes.push(format!("the encoding of {of_layers} has no bias over distance, so no curve of it is fitted"));
+            continue;
+        };
+        let own = found.plan.model.layer(&found.plan.encoding, layers[0]).encoding;
+        if let Injection::ScoreMod { .. } = own.entry() {
+            let label = own.label();
+            notes.push(format!(
+                "the network of {label}, which changes the scores of {of_layers}, is not fitted, and keys of a run file \
+                 leave it out"
+            ));
+        }
+        if own.has_two_sided_table() {
+            notes.push(format!(
+                "the bias of {of_layers} has values of its own for keys after the query: only that of keys before it is \
+                 fitted, and a run that starts from the fit has it in both directions"
+            ));
+        }
         let column = bias.len() / table.heads;
         for (head, row) in bias.chunks(column).enumerate() {
             let name = match layers.len() {
                 1 => format!("layer {} head {head}", layers[0]),
                 _ => format!("head {head}"),
             };
-            let sides: Vec<(String, Vec<f64>)> = match table.sides {
-                Sides::OneSided => vec![(name, row.to_vec())],
-                // a curve for each direction; distance 0 belongs to both
-                Sides::TwoSided => {
-                    let (ahead, past) = (row[..len].iter().rev().copied().collect(), row[len - 1..].to_vec());
-                    vec![(format!("{name} past"), past), (format!("{name} ahead"), ahead)]
-                }
-            };
-            curves.extend(sides.into_iter().map(|(name, values)| RawCurve {
+            curves.push(RawCurve {
                 name,
                 support: Support::Distances((0..len).map(|d| d as f64).collect()),
-                values: values.into_iter().map(Some).collect(),
+                values: row.iter().copied().map(Some).collect(),
                 weights: None,
                 // a table has double precision; its parameters are learned in single
                 precision: CurvePrecision::F32,
                 place: Some((layers[0], head)),
-            }));
+            });
         }
     }
     if !profiles.is_empty() {

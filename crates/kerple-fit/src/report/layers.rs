@@ -53,13 +53,27 @@ pub(crate) fn layers(curves: &[CurveFits], sharing: &[Vec<usize>], options: &Fit
     let mut numbers: Vec<usize> = curves.iter().filter_map(|curve| curve.place).map(|(layer, _)| layer).collect();
     numbers.sort_unstable();
     numbers.dedup();
-    let is_model = numbers.len() == 1;
+    let depth = depth(numbers.len(), sharing);
     let of = |layer| {
         let set = sharing.iter().find(|set| set.first() == Some(&layer));
         let layers = set.cloned().unwrap_or_else(|| vec![layer]);
+        let is_model = layers.len() == depth;
         layer_fit(layers, is_model, curves, options)
     };
     numbers.into_iter().map(of).collect()
+}
+
+/// How many layers a source has: those that share tables, with a curve or without, or else those with curves.
+fn depth(with_curves: usize, sharing: &[Vec<usize>]) -> usize {
+    if sharing.is_empty() { with_curves } else { sharing.iter().map(Vec::len).sum() }
+}
+
+/// The model's own encoding as keys of a run file, where those of the layers leave it none: training refuses an encoding
+/// with learned values that no layer has.
+pub(crate) fn model_encoding(layers: &[LayerFit], sharing: &[Vec<usize>]) -> Option<&'static str> {
+    let started = layers.iter().filter(|layer| layer.warm_start.is_some());
+    let covered: usize = started.map(|layer| layer.layers.len()).sum();
+    (layers.len() > 1 && covered == depth(layers.len(), sharing)).then_some("[encoding]\nkind = \"none\"")
 }
 
 /// The fit of layers that share their curves; `is_model` where these are all layers.
@@ -112,7 +126,7 @@ fn layer_fit(layers: Vec<usize>, is_model: bool, curves: &[CurveFits], options: 
         groups,
         warm_start: Some(match is_model {
             true => keys,
-            false => format!("[model.layers.layer_{layer}]\nlayers = {:?}\n{keys}", fit.layers),
+            false => format!("[model.layers.layer_{layer}]\nat = {:?}\n{keys}", fit.layers),
         }),
         values: by_head.into_iter().filter_map(|(_, row)| row).collect(),
         note,

@@ -32,6 +32,11 @@ pub(super) fn segments(request: &EvalRequest, text: &dyn EvalText) -> Result<Sco
         }
         SegmentCount::UpTo(_) => there,
     };
+    if let Some(segment_len) = request.segment_len.filter(|segment_len| *segment_len != window) {
+        let message =
+            format!("segments of {segment_len} tokens do not apply to {}, which scores documents", request.protocol);
+        return Err(Error::refused(message, "omit --segment-len, or use --protocol segments"));
+    }
     if request.per_position {
         let message = format!("{} scores windows of documents, whose positions are not comparable", request.protocol);
         return Err(Error::refused(message, "omit --per-position, or use --protocol segments"));

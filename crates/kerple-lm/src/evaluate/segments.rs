@@ -122,13 +122,19 @@ impl EvalRequest {
         match n_segments.checked_mul(segment_len) {
             Some(text) if n_segments > 0 && text < tokens => {}
             _ => {
+                let asked = match self.n_segments {
+                    SegmentCount::Exactly(count) => format!("{count} segments of {segment_len} tokens were requested"),
+                    SegmentCount::UpTo(_) => format!("segments of {segment_len} tokens were requested"),
+                };
+                let lower = match (self.n_segments, self.segment_len) {
+                    (SegmentCount::UpTo(_), Some(_)) => "lower --segment-len",
+                    (SegmentCount::Exactly(_), Some(_)) => "lower --n-segments or --segment-len",
+                    (SegmentCount::UpTo(_), None) => "lower --lengths",
+                    (SegmentCount::Exactly(_), None) => "lower --n-segments or --lengths",
+                };
                 return Err(Error::refused(
-                    format!(
-                        "{n_segments} segments of {segment_len} tokens were requested, the split has {tokens} \
-                            tokens, enough for {}",
-                        (tokens - 1) / segment_len
-                    ),
-                    "lower --n-segments or --lengths, evaluate another --split, or prepare more text",
+                    format!("{asked}, the split has {tokens} tokens, enough for {}", (tokens - 1) / segment_len),
+                    format!("{lower}, evaluate another --split, or prepare more text"),
                 ));
             }
         }

@@ -43,12 +43,17 @@ impl EvalRequest {
         };
         if n_segments == 0 || n_segments > room.len() {
             let (segment_len, found) = (fixed.segment_len, room.len());
+            let (asked, lower) = match self.n_segments {
+                SegmentCount::Exactly(wanted) => {
+                    (format!("{wanted} segments within documents were requested"), "--n-segments or --segment-len")
+                }
+                SegmentCount::UpTo(_) => ("segments within documents were requested".to_owned(), "--segment-len"),
+            };
             let message = format!(
-                "{} segments within documents were requested, the split has {found} of {segment_len} tokens whose last \
-                 {count} all have {segment_len} tokens of their own document before them",
-                n_segments.max(1)
+                "{asked}, the split has {found} of {segment_len} tokens whose last {count} all have {segment_len} tokens of \
+                 their own document before them"
             );
-            return Err(Error::refused(message, "lower --n-segments or --segment-len, or prepare longer documents"));
+            return Err(Error::refused(message, format!("lower {lower}, or prepare longer documents")));
         }
         let starts = room[..n_segments].to_vec();
         Ok(ScoredSegments { n_segments, within_documents: Some(starts), ..fixed })

@@ -4,6 +4,7 @@ use super::{ModelPlan, OutputHead};
 use crate::config::{Pooling, TrainConfig};
 use crate::error::{Error, Result};
 use crate::layers::LayerSettings;
+use crate::schedule::LrSchedule;
 use kerple_burn::plan::{AttentionKind, BlockConfig, FeatureKind, LinearAttentionConfig, SinkKind};
 use kerple_core::attention::linear::CHUNK;
 use kerple_core::encoding::{ConfigError, Encoding, EncodingForm, Geometry, InLinear, Injection, ScoreModForm};
@@ -409,7 +410,7 @@ fn check_attention(
     };
     let (taken, block) = (encoding.in_linear(), &model.block);
     let Some(linear) = layer.attention.linear() else {
-        if taken == Some(InLinear::Code) {
+        if encoding.entry() == Injection::Code {
             let message = format!("{} needs linear attention", encoding.label());
             return refuse(
                 "encoding.kind",
@@ -608,6 +609,19 @@ pub(super) fn check_train(train: &TrainConfig) -> Result<()> {
         ("train.keep_last_n", train.keep_last_n as f64, 1.0..=1e9),
     ] {
         check(key, value, limits, "remove the key to use the paper's value")?;
+    }
+    if train.min_lr > train.learning_rate {
+        let message =
+            format!("{} is above train.learning_rate, {}, and it is the floor", train.min_lr, train.learning_rate);
+        return Err(Error::config("train.min_lr", message, "lower train.min_lr, or raise train.learning_rate"));
+    }
+    if train.lr_cycle_steps.is_some() && train.lr_schedule != LrSchedule::CosineRestarts {
+        let message = "only the schedule cosine_restarts has cycles".to_owned();
+        return Err(Error::config(
+            "train.lr_cycle_steps",
+            message,
+            "remove it, or set train.lr_schedule = \"cosine_restarts\"",
+        ));
     }
     Ok(())
 }

@@ -39,7 +39,7 @@ pub(crate) fn line(all: &[PlanDifference]) -> String {
 type FlatPlan = BTreeMap<String, String>;
 
 /// Every value of a tree with its path.
-pub(super) fn flatten(path: &str, value: &Value, out: &mut Vec<(String, String)>) {
+fn flatten(path: &str, value: &Value, out: &mut Vec<(String, String)>) {
     let within = |key: &str| if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
     match value {
         Value::Object(map) => map.iter().for_each(|(key, value)| flatten(&within(key), value, out)),
@@ -72,6 +72,16 @@ fn compare(old: &FlatPlan, new: &FlatPlan) -> Vec<PlanDifference> {
         PlanDifference { key: key.clone(), was, is }
     };
     keys.into_iter().map(difference).collect()
+}
+
+/// All that is other in a plan.
+pub(super) fn of_all(old: &Plan, new: &Plan) -> Vec<PlanDifference> {
+    compare(&values("", old), &values("", new))
+}
+
+/// What is other in the training of a plan.
+pub(crate) fn of_training(old: &Plan, new: &Plan) -> Vec<PlanDifference> {
+    compare(&values("train", &old.train), &values("train", &new.train))
 }
 
 /// What is other in the model of a plan than in that of another whose weights it begins with, and may not be: all but where

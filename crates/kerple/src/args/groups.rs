@@ -33,10 +33,10 @@ pub struct EvaluationOptions {
     /// default 1x to 32x the training length; for tasks every half up to 12.5x.
     #[arg(long, value_delimiter = ',')]
     pub lengths: Vec<EvalLength>,
-    /// segments, nonoverlapping, last:COUNT, sliding:STRIDE, rolling:LENGTH, or with `eval`
-    /// key:ALPHA:BETA:CONTEXT[:STRIDE] for tokens that need far context.
-    #[arg(long, default_value = "segments")]
-    pub protocol: String,
+    /// segments (the default), nonoverlapping, last:COUNT, sliding:STRIDE, rolling:LENGTH, or with `eval`
+    /// key:ALPHA:BETA:CONTEXT[:STRIDE] for tokens that need far context. For texts only.
+    #[arg(long)]
+    pub protocol: Option<String>,
     /// Number of segments of the text; the text must have that many. By default up to 320; for
     /// nonoverlapping, sliding and key as many as contain 320 training sequences. For rolling the number of
     /// documents, by default all; for a task the number of sequences of each length, by default up
@@ -65,9 +65,12 @@ impl EvaluationOptions {
     /// of a task every half of it up to 12.5x.
     ///
     /// # Errors
-    /// A protocol that does not exist.
-    pub fn request(&self, train_len: usize, seed: u64, task: bool) -> Result<EvalRequest, kerple_lm::Error> {
-        let protocol = self.protocol.parse()?;
+    /// A protocol that does not exist; of a task, options that only texts have.
+    pub fn request(&self, train_len: usize, seed: u64, task: bool) -> Result<EvalRequest, CommandError> {
+        if task {
+            self.check_task()?;
+        }
+        let protocol = self.protocol.as_deref().map_or(Ok(Protocol::Segments), str::parse)?;
         Ok(EvalRequest {
             lengths: match (self.lengths.is_empty(), task, protocol) {
                 (false, _, _) => EvalLength::resolve(&self.lengths, train_len),
@@ -89,6 +92,19 @@ impl EvaluationOptions {
             documents: self.documents,
             within: self.within.unwrap_or_default(),
         })
+    }
+}
+
+impl EvaluationOptions {
+    /// Refuses options that only texts have.
+    fn check_task(&self) -> Result<(), CommandError> {
+        let protocol = self.protocol.as_ref().map(|protocol| ("--protocol", format!(" {protocol}")));
+        let segment_len = self.segment_len.map(|len| ("--segment-len", format!(" {len}")));
+        let per_position = self.per_position.then(|| ("--per-position", String::new()));
+        let Some((option, value)) = protocol.or(segment_len).or(per_position) else { return Ok(()) };
+        let message =
+            format!("{option}{value}: the run was trained on a task, whose sequences are scored by their answers");
+        Err(CommandError::misuse(message, format!("omit {option}, which is for texts")))
     }
 }
 

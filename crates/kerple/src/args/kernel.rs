@@ -45,7 +45,7 @@ pub enum KernelCommand {
         log: bool,
         /// Plot the number of heads with an effective length up to x instead of the kernels (run
         /// folders only).
-        #[arg(long)]
+        #[arg(long, conflicts_with_all = ["length", "log"])]
         effective_lengths: bool,
         /// Write an SVG file instead of plotting in the terminal.
         #[arg(long, value_name = "FILE")]
@@ -180,9 +180,9 @@ pub struct SearchArgs {
     /// For --measure synthetic: the known kernel, with numbers; without it all expressions are equal.
     #[arg(long, value_name = "EXPRESSION")]
     pub truth: Option<String>,
-    /// For --measure synthetic: standard deviation of the loss of a run.
-    #[arg(long, default_value_t = 0.01)]
-    pub noise: f64,
+    /// For --measure synthetic: standard deviation of the loss of a run [default: 0.01].
+    #[arg(long)]
+    pub noise: Option<f64>,
     /// List the space and write the plan; train nothing.
     #[arg(long)]
     pub plan_only: bool,

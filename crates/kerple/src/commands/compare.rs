@@ -7,7 +7,8 @@ use crate::command_error::{CommandError, CommandResult};
 use crate::output::{print_json, remarkln};
 use crate::progress::ProgressLine;
 use kerple_core::encoding::Encoding;
-use kerple_lm::compare::{Comparison, SweepEvent};
+use kerple_core::encoding::scaling::RopeScaling;
+use kerple_lm::compare::{Comparison, EXCHANGED, SweepEvent};
 use kerple_lm::config::RunConfig;
 use kerple_lm::evaluate;
 use kerple_lm::ranks::Ranks;
@@ -35,6 +36,8 @@ pub fn run(args: &CompareArgs, ranks: &Ranks) -> CommandResult {
         ));
     }
     let encodings = encodings(&args.encodings)?;
+    check_replaced(args, &config)?;
+    check_rope_scalings(&args.rope_scaling, &encodings)?;
     let configs = match &args.tasks[..] {
         [] => vec![(args.out.clone(), args.out.join("runs"), config)],
         names => {
@@ -63,6 +66,9 @@ pub fn run(args: &CompareArgs, ranks: &Ranks) -> CommandResult {
     let comparisons: Vec<Comparison> = configs.into_iter().map(comparison).collect::<Result<_, _>>()?;
     if let Some(array) = args.sharing.slurm {
         slurm::refuse_ranks(ranks)?;
+        // what every job of the array would refuse is refused here
+        let stop = stop_flag();
+        comparisons.iter().try_for_each(|comparison| comparison.check_for_elsewhere(&stop))?;
         let pages = ["report".into(), (&args.out).into(), "--out".into(), args.out.join("report").into()];
         return slurm::write_and_print(&args.out, array, &pages);
     }
@@ -79,8 +85,9 @@ pub fn run(args: &CompareArgs, ranks: &Ranks) -> CommandResult {
     }
     if let Some(shard) = args.sharing.shard {
         remarkln!(
-            "shard {shard} is done; when all shards are, run `kerple report {}` to write the report",
-            args.out.display()
+            "shard {shard} is done; when all shards are, run `kerple report {} --out {}` to write the report",
+            args.out.display(),
+            args.out.join("report").display()
         );
         return Ok(());
     }
@@ -88,6 +95,53 @@ pub fn run(args: &CompareArgs, ranks: &Ranks) -> CommandResult {
         return Ok(());
     }
     write_and_print(std::slice::from_ref(&args.out), &args.out.join("report"), None, args.json).map(drop)
+}
+
+/// Refuses keys of `[encoding]` that `--encodings` replaces, and layers that the model lacks.
+fn check_replaced(args: &CompareArgs, config: &RunConfig) -> CommandResult {
+    let Some(layers) = &args.layers else {
+        if let Some(ignored) =
+            args.file.set.iter().find(|set| set.starts_with("encoding.") || set.starts_with("encoding="))
+        {
+            let hint = "omit it; give encodings with keys as --encodings @FILE, a list of [[encoding]] tables";
+            return Err(CommandError::misuse(format!("--set {ignored}: --encodings replaces the encoding"), hint));
+        }
+        if config.encoding != super::encoding(config.encoding.method.kind())? {
+            let file = args.file.config.display();
+            remarkln!(
+                "note: --encodings replaces [encoding] of {file} with all its keys, here `{}`",
+                config.encoding.label()
+            );
+        }
+        return Ok(());
+    };
+    let n_layers = config.model.n_layers.unwrap_or(config.model.preset.sizes()[0]);
+    if let Some(layer) = layers.iter().find(|layer| **layer >= n_layers) {
+        let message = format!("--layers {layer}: layers are counted from 0, and model.n_layers is {n_layers}");
+        return Err(CommandError::misuse(message, format!("give layers up to {}", n_layers.saturating_sub(1))));
+    }
+    if config.model.layers.contains_key(EXCHANGED) {
+        let message =
+            format!("--layers: the run file has layers of the kind `{EXCHANGED}`, the name of those that are compared");
+        return Err(CommandError::misuse(message, format!("rename [model.layers.{EXCHANGED}] in the run file")));
+    }
+    Ok(())
+}
+
+/// Refuses a scaling that no encoding takes, and names those that do not take it.
+fn check_rope_scalings(scalings: &[RopeScaling], encodings: &[Encoding]) -> CommandResult {
+    for scaling in scalings {
+        let takes = |encoding: &&Encoding| encoding.with_rope_scaling(*scaling).is_ok();
+        let without: Vec<String> = encodings.iter().filter(|encoding| !takes(encoding)).map(Encoding::label).collect();
+        if without.len() == encodings.len() {
+            let message = format!("--rope-scaling {}: no encoding of --encodings takes it", scaling.label());
+            return Err(CommandError::misuse(message, "omit --rope-scaling, or compare rotary too"));
+        }
+        if !without.is_empty() {
+            remarkln!("note: --rope-scaling {} does not apply to {}", scaling.label(), without.join(", "));
+        }
+    }
+    Ok(())
 }
 
 /// Where the runs of a task are: in its folder. A folder that an earlier version began has them one below, where they are resumed.

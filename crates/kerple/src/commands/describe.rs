@@ -14,12 +14,15 @@ use std::path::Path;
 const SHOWN_STARTS: usize = 8;
 /// Largest table that is drawn or printed.
 const MOST_VALUES: usize = 1 << 24;
+/// What lists the keys of a run file.
+const CONFIG: &str = "config";
 
 /// Lists all encodings, or shows one.
 pub fn run(args: &DescribeArgs) -> CommandResult {
+    refuse_ignored(args)?;
     match args.encoding.as_deref() {
         None => list(args.json),
-        Some("config") => result(format_args!("{}", kerple_lm::config::REFERENCE)),
+        Some(CONFIG) => result(format_args!("{}", kerple_lm::config::REFERENCE)),
         Some(kind) => {
             return one(args, &read(kind)?);
         }
@@ -27,17 +30,36 @@ pub fn run(args: &DescribeArgs) -> CommandResult {
     Ok(())
 }
 
+/// Refuses options that the list of encodings, or that of keys, would ignore.
+fn refuse_ignored(args: &DescribeArgs) -> CommandResult {
+    let of_keys = args.encoding.as_deref() == Some(CONFIG);
+    if let Some(path) = args.svg.as_ref().filter(|_| of_keys || args.encoding.is_none()) {
+        let path = path.display();
+        return Err(CommandError::misuse(
+            format!("--svg {path}: only the picture of an encoding can be written"),
+            format!("name the encoding: `kerple describe alibi --svg {path}`"),
+        ));
+    }
+    if of_keys && args.json {
+        let message = format!("--json: `kerple describe {CONFIG}` prints a run file, which is TOML");
+        return Err(CommandError::misuse(message, "leave out --json"));
+    }
+    Ok(())
+}
+
+/// An `[encoding]` table, alone in a run file.
+#[derive(serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Described<E> {
+    encoding: E,
+}
+
 /// An encoding by its name, or with keys as a table of a run file.
 fn read(text: &str) -> Result<Encoding, CommandError> {
     if !text.trim_start().starts_with('{') {
         return super::encoding(text);
     }
-    #[derive(serde::Deserialize)]
-    #[serde(deny_unknown_fields)]
-    struct Described {
-        encoding: Encoding,
-    }
-    let found = toml::from_str::<Described>(&format!("encoding = {text}"));
+    let found = toml::from_str::<Described<Encoding>>(&format!("encoding = {text}"));
     found.map(|found| found.encoding).map_err(|error| {
         let hint = "write it as in a run file: '{ kind = \"kerple_log\", reach = 64 }'";
         CommandError::misuse(format!("{text}: {}", error.message()), hint)
@@ -56,6 +78,15 @@ fn list(json: bool) {
     if !json {
         resultln!("\n`kerple describe NAME` shows one; `kerple describe config` lists the keys of a run file.");
     }
+}
+
+/// The keys of a kind that not every encoding has. A written encoding leaves out absent ones, so the names come from the error
+/// about an unknown key, which lists all.
+fn own_keys(kind: &str) -> Vec<String> {
+    let unknown = serde_json::json!({ kind: { "": null } });
+    let error = serde_json::from_value::<Method>(unknown).err().map(|error| error.to_string()).unwrap_or_default();
+    let names = error.split_once("expected ").map_or("", |(_, names)| names);
+    names.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }
 
 fn initial(parameter: &EncodingParameter) -> String {
@@ -147,7 +178,7 @@ fn one(args: &DescribeArgs, encoding: &Encoding) -> CommandResult {
             "lower --heads or --length",
         ));
     }
-    let about = encoding.method.description();
+    let (about, own_keys) = (encoding.method.description(), own_keys(encoding.method.kind()));
     let geometry = Geometry::new(args.heads, 64, 512);
     encoding.check(&geometry).map_err(|refusal| CommandError::misuse(refusal.to_string(), &refusal.hint))?;
     let parameters = encoding.parameters(&geometry);
@@ -161,7 +192,7 @@ fn one(args: &DescribeArgs, encoding: &Encoding) -> CommandResult {
         let table = encoding.table(&geometry, &encoding.initial(&geometry, 0), args.length);
         print_json(&serde_json::json!({
             "kind": encoding.method.kind(), "description": about, "parameters": parameters, "config": encoding,
-            "heads": args.heads, "length": args.length, "bias": table.bias, "weight": table.weight,
+            "keys": own_keys, "heads": args.heads, "length": args.length, "bias": table.bias, "weight": table.weight,
             "linear": in_linear(encoding, &geometry), "certificate": encoding.certificate(),
         }));
         return Ok(());
@@ -201,11 +232,13 @@ fn one(args: &DescribeArgs, encoding: &Encoding) -> CommandResult {
     resultln!("  beyond    {}", about.beyond);
     resultln!("  linear    {}", in_linear(encoding, &geometry));
     resultln!("  source    {}", about.source);
+    resultln!("  keys      {}", if own_keys.is_empty() { "none of its own".to_owned() } else { own_keys.join(", ") });
     for parameter in &parameters {
         resultln!("  {}", initial(parameter));
     }
-    let keys = toml::to_string(encoding).unwrap_or_default();
-    resultln!("\n[encoding]\n{keys}");
+    // with its name, which tables within it begin with
+    let keys = toml::to_string(&Described { encoding }).unwrap_or_default();
+    resultln!("\n{keys}");
     if let Some(plot) = &plot {
         resultln!("{}", plot.text(100, 20));
     }

@@ -2,7 +2,7 @@
 
 mod lm_eval;
 
-use super::{remark_on_horizon, remark_on_kernels, stop_flag_saying, write_file};
+use super::{check_target, remark_on_horizon, remark_on_kernels, stop_flag_saying, write_file};
 use crate::args::{EvalArgs, SplitChoice};
 use crate::command_error::{CommandError, CommandResult};
 use crate::memory;
@@ -26,6 +26,7 @@ use std::sync::atomic::AtomicBool;
 
 /// Evaluates a trained run and adds the rows to its `evaluation.jsonl`.
 pub fn run(args: &EvalArgs, ranks: &Ranks) -> CommandResult {
+    args.lm_eval.as_deref().map_or(Ok(()), check_target)?;
     let run = RunFolder::new(&args.run);
     let runtime = args.hardware.runtime()?.with_ranks(ranks.clone());
     let TrainedModel { plan, state, mut model, notes } = run.load_any(&runtime.device, args.strict)?;
@@ -81,10 +82,6 @@ fn scored<'a>(
         }
         return Ok(evaluate::of_source(source, split(args), (plan, &special), &request, &known)?);
     };
-    if source.task().is_some() {
-        let message = format!("--protocol {}: the run was trained on a task", request.protocol);
-        return Err(CommandError::misuse(message, "omit --protocol and --evaluator, which are for texts"));
-    }
     let mut evaluators = Vec::new();
     for folder in &args.evaluator {
         let mut evaluator = RunFolder::new(folder).load_any(&runtime.device, args.strict)?;
@@ -136,6 +133,13 @@ pub(super) fn scale(encoding: &mut PositionalEncoding, scaling: RopeScaling) -> 
 
 /// The data that was named, or that of the run, wherever it was last seen.
 fn open(args: &EvalArgs, run: &RunFolder, plan: &Plan) -> Result<DataSource, CommandError> {
+    if let (Some(path), Some(task)) = (&args.data, &plan.data.task)
+        && !task.reads_files()
+    {
+        let message =
+            format!("--data {}: the task {} draws its sequences and reads no files", path.display(), task.name());
+        return Err(CommandError::misuse(message, "omit --data; --task evaluates with other keys of the task"));
+    }
     let path = args.data.as_ref().unwrap_or(&plan.data.path).clone();
     let Some(task) = &args.task else {
         return Ok(match &args.data {

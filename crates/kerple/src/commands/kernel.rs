@@ -4,6 +4,7 @@ use super::write_file;
 use crate::args::{KernelArgs, KernelCommand};
 use crate::command_error::{CommandError, CommandResult};
 use crate::output::{print_json, result, resultln};
+use kerple_core::calculus::error::Error;
 use kerple_core::calculus::report;
 use kerple_report::plot::{Plot, heads_within, over_distances};
 use kerple_run::{KernelSnapshot, read_json};
@@ -18,7 +19,7 @@ pub fn run(args: &KernelArgs) -> CommandResult {
     match &args.command {
         KernelCommand::Check { expression, points, json } => show(&report::check(expression.trim(), points)?, *json),
         KernelCommand::Features { expression, points, rank, json } => {
-            show(&report::features(expression.trim(), points, rank)?, *json);
+            show(&report::features(expression.trim(), points, rank).map_err(|error| named("rank", error))?, *json);
         }
         #[cfg(feature = "fit")]
         KernelCommand::Fit(args) => return super::kernel_fit::run(args),
@@ -31,7 +32,8 @@ pub fn run(args: &KernelArgs) -> CommandResult {
             ));
         }
         KernelCommand::EffectiveSpan { expression, length, scores, json } => {
-            show(&report::effective_span(expression.trim(), *length, *scores)?, *json);
+            let span = report::effective_span(expression.trim(), *length, *scores);
+            show(&span.map_err(|error| named("length", error))?, *json);
         }
         KernelCommand::Plot { what, length, log, effective_lengths, svg } => {
             if *length < 2 {
@@ -67,6 +69,17 @@ pub fn run(args: &KernelArgs) -> CommandResult {
     Ok(())
 }
 
+/// An error that names the option whose number is out of range.
+fn named(option: &str, error: Error) -> CommandError {
+    match error {
+        Error::OutOfRange { value, low, high, .. } => CommandError::misuse(
+            format!("--{option} {value} is out of range, it must be between {low} and {high}"),
+            format!("give a number in this range, e.g. --{option} {}", 512_usize.clamp(low, high)),
+        ),
+        other => other.into(),
+    }
+}
+
 fn show(answer: &(impl Display + serde::Serialize), json: bool) {
     if json {
         print_json(answer);
@@ -95,7 +108,7 @@ fn newest(run: &str) -> Result<KernelSnapshot, CommandError> {
 }
 
 fn kernels(expressions: &[&str], length: usize, log: bool) -> Result<Plot, CommandError> {
-    let curves = report::curves(expressions, length, log)?;
+    let curves = report::curves(expressions, length, log).map_err(|error| named("length", error))?;
     Ok(over_distances("kernels", "value", log, curves.into_iter().map(|curve| (curve.name, curve.points))))
 }
 
@@ -104,9 +117,13 @@ fn kernels_of_runs(runs: &[String], length: usize, log: bool) -> Result<Plot, Co
     for run in runs {
         let KernelSnapshot { distances, bias, weight, .. } = newest(run)?;
         let name = |head: usize| if runs.len() > 1 { format!("{run} head {head}") } else { format!("head {head}") };
-        for (head, row) in bias.or(weight).into_iter().flatten().enumerate() {
-            let points = distances.iter().zip(row).map(|(d, value)| (*d as f64, value));
-            curves.push((name(head), points.take_while(|(d, _)| *d < length as f64).collect()));
+        let names = if bias.is_some() && weight.is_some() { [" bias", " weight"] } else { ["", ""] };
+        for (rows, what) in [bias, weight].into_iter().zip(names) {
+            for (head, row) in rows.into_iter().flatten().enumerate() {
+                let points = distances.iter().zip(row).map(|(d, value)| (*d as f64, value));
+                let points = points.take_while(|(d, _)| *d < length as f64).collect();
+                curves.push((format!("{}{what}", name(head)), points));
+            }
         }
     }
     Ok(over_distances(format!("learned kernels of {}", runs.join(", ")), "value", log, curves))

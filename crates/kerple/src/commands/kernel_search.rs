@@ -24,6 +24,8 @@ use std::sync::atomic::AtomicBool;
 
 /// Longest length that is compared by default, as a multiple of the training length.
 const FAR: usize = 8;
+/// Standard deviation of the loss of a synthetic run, by default.
+const NOISE: f64 = 0.01;
 
 /// Plans a search, or resumes it; trains, tests, prints and writes what was found.
 pub fn run(args: &SearchArgs) -> CommandResult {
@@ -32,11 +34,13 @@ pub fn run(args: &SearchArgs) -> CommandResult {
     if args.measure == MeasureName::Synthetic {
         return synthetic(args, &config);
     }
-    if args.truth.is_some() {
-        return Err(CommandError::misuse(
-            "--truth is for --measure synthetic",
-            "add --measure synthetic, or omit --truth to train",
-        ));
+    for (option, is_given) in [("--truth", args.truth.is_some()), ("--noise", args.noise.is_some())] {
+        if is_given {
+            return Err(CommandError::misuse(
+                format!("{option} is for --measure synthetic"),
+                format!("add --measure synthetic, or omit {option} to train"),
+            ));
+        }
     }
     if args.budget.is_none() {
         return Err(CommandError::misuse(
@@ -83,8 +87,9 @@ pub fn run(args: &SearchArgs) -> CommandResult {
 fn synthetic(args: &SearchArgs, config: &RunConfig) -> CommandResult {
     let lengths = lengths(args, config);
     let length = lengths.iter().copied().max().unwrap_or(0);
-    let mut measured = SyntheticMeasure::new(args.truth.as_deref(), args.noise, length, args.unproven)?;
-    let measure = SearchMeasure::Synthetic { truth: args.truth.clone(), noise: args.noise, length };
+    let noise = args.noise.unwrap_or(NOISE);
+    let mut measured = SyntheticMeasure::new(args.truth.as_deref(), noise, length, args.unproven)?;
+    let measure = SearchMeasure::Synthetic { truth: args.truth.clone(), noise, length };
     let plan = plan(args, request(args, config, measure)?, || Ok(None))?;
     if args.plan_only {
         return Ok(());

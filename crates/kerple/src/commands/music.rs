@@ -1,6 +1,6 @@
 //! Music in commands: pieces that continue a prompt, as MIDI files and pictures.
 
-use super::write_file;
+use super::{check_target, write_file};
 use crate::args::SampleArgs;
 use crate::command_error::{CommandError, CommandResult};
 use crate::output::remarkln;
@@ -61,6 +61,7 @@ impl MusicSampler {
     pub fn save(&self, args: &SampleArgs, tokens: &[u32]) -> CommandResult {
         let piece = self.vocabulary.piece(tokens);
         if let Some(path) = &args.midi {
+            check_target(path)?;
             piece.write(path)?;
         }
         if let Some(path) = &args.svg {

@@ -50,6 +50,9 @@ pub fn run(args: &QuickstartArgs) -> CommandResult {
     let mut job = QuickstartJob::of(args)?;
     if kerple_data::is_prepared(&data) {
         job = job.continued(&args.out)?;
+        if !args.data.is_empty() {
+            remarkln!("note: resumes with the text that was prepared before; --data was not read again");
+        }
     } else {
         let inputs = inputs(args)?;
         job.record(&args.out)?;

@@ -6,6 +6,7 @@ use crate::command_error::CommandError;
 use crate::output::{print_json, resultln};
 pub use kerple_experiments::packed::{TempDir, is_export, unpacked};
 use kerple_experiments::pages::{self, PageSummary};
+pub use kerple_experiments::seal::was_exported;
 pub use kerple_experiments::verify::verify;
 use std::path::{Path, PathBuf};
 

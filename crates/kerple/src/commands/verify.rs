@@ -103,7 +103,8 @@ fn collect((path, place): (&Path, &Path), unpacked: &mut Vec<TempDir>, parts: &m
     let mut add = |kind| parts.push(part(kind, None));
     // what cannot be looked for is read all the same, so that the reason is a problem
     let is_there = |name: &str| kerple_run::files::is_there(&place.join(name)).unwrap_or(true);
-    if is_there(MANIFEST_FILE) {
+    // an export without its manifest is damaged
+    if is_there(MANIFEST_FILE) || reproductions::was_exported(path).unwrap_or(true) {
         add(ItemKind::Manifest);
     }
     if is_there(PLAN_FILE) {

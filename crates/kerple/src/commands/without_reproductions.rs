@@ -36,6 +36,11 @@ pub fn unpacked(folder: &Path) -> Result<Option<TempDir>> {
     }
 }
 
+/// An archive is refused where it is unpacked; without one nothing of an export is left to read.
+pub fn was_exported(_: &Path) -> Result<bool> {
+    Ok(false)
+}
+
 pub fn pages_of_export(export: &Path, _: &ReportArgs) -> std::result::Result<PathBuf, CommandError> {
     Err(left_out(export).into())
 }

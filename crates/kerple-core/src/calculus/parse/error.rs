@@ -29,6 +29,12 @@ pub enum ParseErrorKind {
         /// What does.
         found: String,
     },
+    /// A number beyond double precision.
+    #[error("`{number}` is out of range, the largest number is {:e}", f64::MAX)]
+    Overflow {
+        /// The number as it was written.
+        number: String,
+    },
     /// A name that is no function.
     #[error("unknown function `{name}`; use one of {}", functions())]
     UnknownFunction {

@@ -1,5 +1,6 @@
 //! Text to tokens.
 
+use super::error::ParseErrorKind;
 use std::fmt;
 
 /// Characters `start..end` of the text.
@@ -24,8 +25,8 @@ impl fmt::Display for Token {
     }
 }
 
-/// The tokens with their places, an [`Token::End`] last; or the place and text that is no token.
-pub(super) fn tokens(text: &str) -> Result<Vec<(Token, TextSpan)>, (TextSpan, String)> {
+/// The tokens with their places, an [`Token::End`] last; or the place of a text that is not a token, and what is wrong.
+pub(super) fn tokens(text: &str) -> Result<Vec<(Token, TextSpan)>, (TextSpan, ParseErrorKind)> {
     let chars: Vec<char> = text.chars().collect();
     let mut tokens = Vec::new();
     let mut at = 0;
@@ -45,8 +46,11 @@ pub(super) fn tokens(text: &str) -> Result<Vec<(Token, TextSpan)>, (TextSpan, St
                 at = run(at + 1 + sign, &|c| c.is_ascii_digit());
             }
             let number: String = chars[start..at].iter().collect();
-            let value = number.parse::<f64>().ok().filter(|x| x.is_finite());
-            Token::Number(value.ok_or((start..at, format!("`{number}`")))?)
+            match number.parse::<f64>() {
+                Ok(value) if value.is_finite() => Token::Number(value),
+                Ok(_) => return Err((start..at, ParseErrorKind::Overflow { number })),
+                Err(_) => return Err((start..at, not_a_token(&number))),
+            }
         } else if c.is_ascii_alphabetic() || c == '_' {
             at = run(at, &|c| c.is_ascii_alphanumeric() || c == '_');
             Token::Name(chars[start..at].iter().collect())
@@ -54,12 +58,17 @@ pub(super) fn tokens(text: &str) -> Result<Vec<(Token, TextSpan)>, (TextSpan, St
             at += 1;
             Token::Symbol(c)
         } else {
-            return Err((start..start + 1, format!("`{}`", shown(c))));
+            return Err((start..start + 1, not_a_token(&shown(c))));
         };
         tokens.push((token, start..at));
     }
     tokens.push((Token::End, chars.len()..chars.len() + 1));
     Ok(tokens)
+}
+
+fn not_a_token(found: &str) -> ParseErrorKind {
+    let expected = vec!["a number, a name or one of + - * ^ ( ) , = ~".to_owned()];
+    ParseErrorKind::Unexpected { expected, found: format!("`{found}`") }
 }
 
 /// A character as messages show it: one that steers a terminal is written out.

@@ -202,3 +202,10 @@ fn lemma_1_fails_on_its_counterexample() {
     }
     assert!(witness.quadratic_form.abs() < 1e-12);
 }
+
+/// The rules bound a sum term by term, so a kernel without a lower bound by them may be 0 everywhere.
+#[test]
+fn a_missing_lower_bound_is_not_shown_as_a_fact() {
+    let shown = certificate("log(1, 1) - log(1, 1)", "0..3").to_string();
+    assert!(shown.contains("no lower bound of k was found, so distant points may need a larger c"), "{shown}");
+}

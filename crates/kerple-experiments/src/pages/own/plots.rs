@@ -29,7 +29,7 @@ impl EvaluatedSet<'_> {
     ) -> Option<Plot> {
         let y = axis(format!("times the perplexity at {}", lengths[0]), ENDS[0]);
         let plot = self.lines(all, page, lengths, y, found)?;
-        let title = format!("{}{}", self.name(all, page), self.keys_seen(all));
+        let title = format!("{}{}", self.name(all, page), self.evaluated_how(all));
         Some(Plot { title, description: "Perplexity by length, over that at the shortest.".to_owned(), ..plot })
     }
 
@@ -44,7 +44,7 @@ impl EvaluatedSet<'_> {
         let y = Axis::linear("times the perplexity with all keys", 0.8, 1.02);
         let plot = self.lines(all, page, &lengths, y, found)?;
         let description = "Perplexity under a window, over that with all keys.".to_owned();
-        Some(Plot { title: format!("{}{}", self.name(all, page), self.keys_seen(all)), description, ..plot })
+        Some(Plot { title: format!("{}{}", self.name(all, page), self.evaluated_how(all)), description, ..plot })
     }
 
     /// A line for every arm, with its interval, of means of differences of log-perplexity as the ratios that they mean.

@@ -34,6 +34,7 @@ struct TimedAttention {
     strides: Strides,
     inputs: [Vec<f32>; 4],
     bias: Option<Vec<f32>>,
+    weight: Option<Vec<f32>>,
     /// A score map and its numbers, in the place of a bias.
     map: Option<(ScoreModSpec, Vec<f32>)>,
     /// Rates at which products of features fade.
@@ -50,6 +51,7 @@ struct TimedAttention {
     lse: Vec<f32>,
     d: [Vec<f32>; 3],
     d_bias: Option<Vec<f32>>,
+    d_weight: Option<Vec<f32>>,
     d_map: Option<Vec<f32>>,
     d_clocks: Option<Vec<f64>>,
 }
@@ -83,6 +85,7 @@ impl TimedAttention {
             strides: Strides { batch: heads * length * head_dim, head: length * head_dim, row: head_dim },
             inputs: [1, 2, 3, 4].map(|seed| noise(elements, 4 * draw + seed)),
             bias: with.then(|| log_bias(heads, head_dim, length)),
+            weight: None,
             map: None,
             feature_decay: None,
             clocks: None,
@@ -95,6 +98,7 @@ impl TimedAttention {
             lse: vec![0.0; batch * heads * length],
             d: [0, 1, 2].map(|_| vec![0.0; elements]),
             d_bias: (bias == "learned").then(|| vec![0.0; heads * length]),
+            d_weight: None,
             d_map: None,
             d_clocks: None,
         }
@@ -117,8 +121,8 @@ impl TimedAttention {
                 TimedAttention { feature_decay: rotary.feature_decay(sizes.head_dim), ..plain }
             }
             EncodingForm::Table(table) => {
-                let bias = table.bias.map(cast);
-                TimedAttention { d_bias: bias.clone(), bias, ..plain }
+                let [bias, weight] = [table.bias, table.weight].map(|values| values.map(cast));
+                TimedAttention { d_bias: bias.clone(), bias, d_weight: weight.clone(), weight, ..plain }
             }
             EncodingForm::Gates(gates) => {
                 // logits as normed rows make them with the first weights, about N(0, 1/2)
@@ -181,6 +185,7 @@ impl TimedAttention {
             strides,
             inputs,
             bias,
+            weight,
             map,
             feature_decay,
             clocks,
@@ -193,6 +198,7 @@ impl TimedAttention {
             lse,
             d,
             d_bias,
+            d_weight,
             d_map,
             d_clocks,
         } = self;
@@ -221,7 +227,7 @@ impl TimedAttention {
                     });
                     ScoreTransform::Table(ScoreTable {
                         bias,
-                        weight: None,
+                        weight: weight.as_deref(),
                         feature_decay,
                         decay_cumsum: decays,
                         gate_cumsum: if positions.is_some() { None } else { sums },
@@ -239,7 +245,7 @@ impl TimedAttention {
         if backward {
             let [d_q, d_k, d_v] = d.each_mut().map(|data| ViewMut::new(data, strides));
             let saved = AttentionSaved { q, k, v, out: View { data: out, strides }, lse, d_out };
-            let [d_bias, d_map] = [d_bias, d_map].map(|values| values.as_deref_mut());
+            let [d_bias, d_weight, d_map] = [d_bias, d_weight, d_map].map(|values| values.as_deref_mut());
             let (d_gate_cumsum, d_positions) = match (d_clocks.as_deref_mut(), d_parameters) {
                 (Some(d_positions), Some(d_parameters)) => {
                     (None, Some(PositionGradients { d_positions, d_parameters }))
@@ -251,7 +257,7 @@ impl TimedAttention {
                 d_k,
                 d_v,
                 d_bias,
-                d_weight: None,
+                d_weight,
                 d_score_mod: d_map,
                 d_sinks: None,
                 d_gate_cumsum,
@@ -279,7 +285,15 @@ impl TimedAttention {
         let relative = self.relative.iter().flat_map(|of| [&of.d_rows, &of.d_profiles]);
         let paths = self.path.iter().flat_map(|of| &of.d_features);
         let householder = self.householder.iter().flat_map(|of| &of.d_values);
-        let tables = self.d_bias.iter().chain(&self.d_map).chain(relative).chain(paths).chain(householder).cloned();
+        let tables = self
+            .d_bias
+            .iter()
+            .chain(&self.d_weight)
+            .chain(&self.d_map)
+            .chain(relative)
+            .chain(paths)
+            .chain(householder)
+            .cloned();
         [self.out.clone()].into_iter().chain(self.d.iter().cloned()).chain(tables).chain(clocks).collect()
     }
 }
@@ -440,6 +454,10 @@ impl TimedWork for EncodingAttention {
         encoding
             .check(&geometry)
             .map_err(|refusal| CommandError::misuse(format!("--encoding: {refusal}"), refusal.hint))?;
+        if encoding.window.is_some() {
+            let message = format!("--encoding {}: `window` is ignored here, all keys are timed", encoding.label());
+            return Err(CommandError::misuse(message, "omit `window`; `kerple bench step` times models with one"));
+        }
         if encoding.has_two_sided_table() {
             let message = format!("--encoding {}: it has a bias for keys after the query", encoding.label());
             return Err(CommandError::misuse(message, "attention is causal here: omit `behind` or `bidirectional`"));

@@ -1,0 +1,67 @@
+//! What `kerple describe` shows is what a run file takes, and it ignores no option.
+
+use crate::common::Place;
+use kerple_core::encoding::{Encoding, METHODS};
+use kerple_lm::config::RunConfig;
+use serde_json::Value;
+
+/// The lines from `[encoding]` on that are TOML; a picture may follow.
+fn table(text: &str) -> String {
+    let lines = text.lines().skip_while(|line| *line != "[encoding]");
+    let is_toml = |line: &&str| line.is_empty() || line.starts_with('[') || line.contains(" = ");
+    lines.take_while(is_toml).map(|line| format!("{line}\n")).collect()
+}
+
+#[test]
+fn the_keys_shown_are_those_of_a_run_file() {
+    let place = Place::new();
+    let tables = [
+        r#"{ kind = "inkling", log_scale = { floor = 8.0, alpha = 0.5 } }"#,
+        r#"{ kind = "rotary", scaling = { kind = "yarn", factor = 4.0 } }"#,
+    ];
+    for named in METHODS.into_iter().chain(tables) {
+        let size = ["--heads", "2", "--length", "16"];
+        let text = place.ok(&[&["describe", named], &size[..]].concat());
+        let json: Value =
+            serde_json::from_str(&place.ok(&[&["describe", named, "--json"], &size[..]].concat())).unwrap();
+        let file = format!("[data]\npath = \"x\"\n{}", table(&text));
+        let read = RunConfig::parse(&file, "shown", &[]).unwrap_or_else(|error| panic!("{named}: {error}\n{file}"));
+        let expected: Encoding = serde_json::from_value(json["config"].clone()).unwrap();
+        assert_eq!(read.encoding, expected, "{named}");
+    }
+}
+
+#[test]
+fn the_keys_of_a_kind_are_listed_absent_ones_too() {
+    let place = Place::new();
+    for (kind, keys) in [
+        ("alibi", "behind, bias_max"),
+        ("rotary", "pct, width, base, keep, frequencies, scaling"),
+        ("t5", "num_buckets, max_distance, bidirectional"),
+        ("learned", "positions"),
+        ("none", "none of its own"),
+    ] {
+        let text = place.ok(&["describe", kind]);
+        assert!(text.contains(&format!("\n  keys      {keys}\n")), "{text}");
+    }
+    let json: Value = serde_json::from_str(&place.ok(&["describe", "alibi", "--json"])).unwrap();
+    assert_eq!(json["keys"], serde_json::json!(["behind", "bias_max"]));
+}
+
+#[test]
+fn options_that_would_be_ignored_are_refused() {
+    let place = Place::new();
+    for (arguments, expected) in [
+        (&["describe", "--svg", "a.svg"][..], "--svg a.svg: only the picture of an encoding can be written"),
+        (&["describe", "config", "--svg", "a.svg"], "--svg a.svg: only the picture of an encoding can be written"),
+        (&["describe", "config", "--json"], "--json: `kerple describe config` prints a run file, which is TOML"),
+    ] {
+        let output = place.run(arguments);
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(2) && stderr.contains(expected), "{arguments:?}: {stderr}");
+        assert!(output.stdout.is_empty() && !place.path("a.svg").exists(), "{arguments:?}");
+    }
+    // what the hint says works
+    place.ok(&["describe", "alibi", "--svg", "a.svg"]);
+    assert!(place.read("a.svg").contains("<svg"));
+}

@@ -1,0 +1,162 @@
+//! What a user writes is honoured, or refused under the name that the user wrote.
+
+use crate::common::{Place, RUN};
+
+/// Fails with this message, by exit code 1 or 2; returns what was written to stderr.
+fn refused(place: &Place, arguments: &[&str], says: &str) -> String {
+    let output = place.run(arguments);
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(matches!(output.status.code(), Some(1 | 2)), "{arguments:?}: {message}");
+    assert!(message.contains(says) && message.contains("hint: "), "{arguments:?}: {message}");
+    message
+}
+
+/// A run of a text, `run`, and one of a task, `task`.
+fn with_runs() -> Place {
+    let place = Place::new();
+    place.make_data();
+    place.write("task.toml", RUN.replace("path = \"data\"", "task = \"flipflop\""));
+    place.ok(&["train", "--config", "run.toml", "--out", "run"]);
+    place.ok(&["train", "--config", "task.toml", "--out", "task"]);
+    place
+}
+
+#[test]
+fn options_that_an_evaluation_does_not_have_are_refused() {
+    let place = with_runs();
+    for (options, says) in [
+        (&["--protocol", "last:8"][..], "--protocol last:8: the run was trained on a task"),
+        (&["--segment-len", "64"], "--segment-len 64: the run was trained on a task"),
+        (&["--per-position"], "--per-position: the run was trained on a task"),
+        (&["--data", "data"], "--data data: the task flipflop draws its sequences"),
+    ] {
+        refused(&place, &[&["eval", "task", "--lengths", "16"], options].concat(), says);
+    }
+    let of_documents = ["eval", "run", "--protocol", "rolling:16", "--segment-len", "32"];
+    refused(&place, &of_documents, "segments of 32 tokens do not apply to rolling:16");
+    let long = refused(&place, &["eval", "run", "--lengths", "16", "--segment-len", "1000000"], "enough for 0");
+    assert!(
+        long.contains("segments of 1000000 tokens were requested") && long.contains("lower --segment-len"),
+        "{long}"
+    );
+}
+
+#[test]
+fn files_of_a_run_are_not_replaced_by_results() {
+    let place = with_runs();
+    let plan = place.read("run/plan.json");
+    refused(
+        &place,
+        &["eval", "run", "--lengths", "16", "--lm-eval", "run/plan.json"],
+        "run/plan.json is a file of a run",
+    );
+    refused(&place, &["describe", "alibi", "--svg", "data/meta.json"], "data/meta.json is a file of a run");
+    assert_eq!(place.read("run/plan.json"), plan);
+    place.ok(&["eval", "run", "--lengths", "16", "--lm-eval", "results.json"]);
+    // what was written before may be written again
+    place.ok(&["eval", "run", "--lengths", "16", "--lm-eval", "results.json"]);
+    refused(&place, &["train", "--config", "run.toml", "--out", "data"], "--out data: the folder is a prepared corpus");
+}
+
+#[test]
+fn a_finished_run_keeps_its_plan() {
+    let place = with_runs();
+    let plan = place.read("run/plan.json");
+    let output = place.run(&["train", "--config", "run.toml", "--out", "run", "--set", "train.log_every=7"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && said.contains("ignored: train.log_every = 7 (was "), "{said}");
+    assert_eq!(place.read("run/plan.json"), plan);
+}
+
+#[test]
+fn a_run_of_another_plan_names_every_key() {
+    let place = with_runs();
+    let train = |out: &'static str, sets: &[&'static str]| {
+        let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+        [&["train", "--config", "run.toml", "--out", out], &sets[..]].concat()
+    };
+    place.ok(&train("window", &["encoding.window=8"]));
+    let said = refused(&place, &train("window", &[]), "encoding.window = not set (was 8)");
+    assert!(!said.contains("schedule_steps"), "{said}");
+    // a hint to extend the run would not work with fewer updates than it has done
+    let said = refused(&place, &train("window", &["encoding.window=8", "train.steps=10"]), "train.steps = 10 (was 20)");
+    assert!(!said.contains("schedule_steps="), "{said}");
+}
+
+#[test]
+fn overrides_do_not_hide_each_other() {
+    let place = Place::new();
+    place.write("run.toml", RUN);
+    for (sets, says) in [
+        (&["train.steps=5", "train.steps=7"][..], "--set train.steps=7: --set train.steps=5 gives this value too"),
+        (
+            &["encoding.kind=alibi", "encoding=rotary"],
+            "--set encoding=rotary: --set encoding.kind=alibi gives this value too",
+        ),
+        (&["train.steps=5\ntrain.batch_size=2"], "the value has several lines"),
+        (&["train={steps=5}"], "`train` is a section of the file"),
+        (&["seed=18446744073709551615"], "it must be at most 9223372036854775807"),
+        (&["train.min_lr=0.5"], "train.min_lr: 0.5 is above train.learning_rate"),
+        (&["train.lr_cycle_steps=5"], "train.lr_cycle_steps: only the schedule cosine_restarts has cycles"),
+        (&["data.task=flipflop"], "data.path: the task flipflop draws its sequences"),
+        (&["data.path=", "data.task=flipflop", "data.sampling=megatron"], "data.sampling: megatron is for texts"),
+        (&["encoding={kind=\"sine_spe\",window=4}"], "needs linear attention"),
+    ] {
+        let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+        if says.contains("linear attention") || says.starts_with("train.") {
+            place.make_data();
+        }
+        refused(&place, &[&["train", "--config", "run.toml", "--out", "out"], &sets[..]].concat(), says);
+        assert!(!place.path("out").exists(), "{says}");
+    }
+    let said = refused(
+        &place,
+        &["train", "--config", "run.toml", "--out", "out", "--set", "seed=5", "--set", "train.log_every=-1"],
+        "run.toml with --set train.log_every=-1: ",
+    );
+    assert!(!said.contains("seed"), "{said}");
+}
+
+#[test]
+fn a_comparison_names_what_it_replaces() {
+    let place = Place::new();
+    place.make_data();
+    let compare = |options: &[&'static str]| {
+        [&["compare", "--config", "run.toml", "--lengths", "16", "--out", "out"], options].concat()
+    };
+    for (options, says) in [
+        (&["--encodings", "alibi", "--set", "encoding.window=8"][..], "--set encoding.window=8: --encodings replaces"),
+        (&["--encodings", "alibi,none", "--rope-scaling", "yarn"], "--rope-scaling yarn: no encoding"),
+        (&["--encodings", "alibi", "--layers", "77"], "--layers 77: layers are counted from 0"),
+        (&["--encodings", "alibi", "--slurm", "2", "--set", "train.train_len=9999999"], "a sequence of 9999999 needs"),
+    ] {
+        refused(&place, &compare(options), says);
+    }
+    place.write("taken.toml", format!("{RUN}\n[model.layers.exchanged]\nat = [0]\nencoding = \"none\"\n"));
+    let taken = ["compare", "--config", "taken.toml", "--encodings", "alibi", "--layers", "0", "--out", "out"];
+    refused(&place, &taken, "has layers of the kind `exchanged`");
+    let output = place.run(&compare(&["--encodings", "alibi,rotary", "--rope-scaling", "yarn", "--shard", "0/2"]));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && said.contains("note: --rope-scaling yarn does not apply to alibi"), "{said}");
+    // what is printed can be typed
+    let (_, command) = said.split_once("run `kerple ").unwrap();
+    let command: Vec<&str> = command.split('`').next().unwrap().split(' ').collect();
+    place.ok(&command);
+}
+
+#[test]
+fn a_text_is_never_one_of_two() {
+    let place = Place::new();
+    let twice: String = (0..60).map(|at| format!("{{\"text\":\"first {at}\",\"text\":\"second {at}\"}}\n")).collect();
+    place.write("twice.jsonl", twice);
+    place.write("plain.txt", "some words");
+    place.write("twice.csv", "text,text\na,b\n");
+    let prepare = |input: &'static str| ["prepare", "--out", "out", "--input", input];
+    refused(&place, &prepare("twice.jsonl"), "twice.jsonl, line 1: column ");
+    refused(
+        &place,
+        &[&prepare("plain.txt")[..], &["--text-key", "body"]].concat(),
+        "--text-key body: no input has keys",
+    );
+    refused(&place, &prepare("twice.csv"), "hint: rename one of the columns");
+}
