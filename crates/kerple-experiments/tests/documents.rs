@@ -11,8 +11,21 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Papers and questions with a page of results.
-const PAPERS: [&str; 11] =
-    ["kerple", "dape", "spe", "decay", "seeds", "budget", "induction", "draws", "arena", "documents", "borders"];
+const PAPERS: [&str; 13] = [
+    "kerple",
+    "dape",
+    "spe",
+    "decay",
+    "seeds",
+    "budget",
+    "induction",
+    "draws",
+    "arena",
+    "documents",
+    "borders",
+    "reach",
+    "tasks",
+];
 
 const BEGIN: &str = "<!-- table of ";
 const END: &str = "<!-- end of table -->";

@@ -283,7 +283,7 @@ fn hint(text: &str) -> String {
     table.and_then(|table| renamed::hint(renamed::RUN_FILE, &table)).unwrap_or_else(|| KEYS_HINT.to_owned())
 }
 
-const KEYS_HINT: &str = "`kerple describe config` lists every key of a run file";
+const KEYS_HINT: &str = "`kerple describe config` lists the keys of a run file";
 
 /// Sections of a run file that are no value of their own.
 const SECTIONS: [&str; 4] = ["data", "model", "model.block", "train"];

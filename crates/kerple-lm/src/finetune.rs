@@ -77,10 +77,7 @@ impl BaseRun {
                 hint: hint.to_owned(),
             };
             let own: toml::Table = toml::from_str(&text).map_err(|error| {
-                refuse(
-                    error.to_string().trim_end().to_owned(),
-                    "`kerple describe config` lists every key of a run file",
-                )
+                refuse(error.to_string().trim_end().to_owned(), "`kerple describe config` lists the keys of a run file")
             })?;
             if own.contains_key("model") {
                 let hint = "remove [model]; use --set model.KEY=VALUE for keys that may change";

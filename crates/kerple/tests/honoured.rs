@@ -25,9 +25,9 @@ fn with_runs() -> Place {
 fn options_that_an_evaluation_does_not_have_are_refused() {
     let place = with_runs();
     for (options, says) in [
-        (&["--protocol", "last:8"][..], "--protocol last:8: the run was trained on a task"),
-        (&["--segment-len", "64"], "--segment-len 64: the run was trained on a task"),
-        (&["--per-position"], "--per-position: the run was trained on a task"),
+        (&["--protocol", "last:8"][..], "--protocol last:8: the data is a task"),
+        (&["--segment-len", "64"], "--segment-len 64: the data is a task"),
+        (&["--per-position"], "--per-position: the data is a task"),
         (&["--data", "data"], "--data data: the task flipflop draws its sequences"),
     ] {
         refused(&place, &[&["eval", "task", "--lengths", "16"], options].concat(), says);

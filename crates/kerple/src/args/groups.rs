@@ -93,9 +93,7 @@ impl EvaluationOptions {
             within: self.within.unwrap_or_default(),
         })
     }
-}
 
-impl EvaluationOptions {
     /// Refuses options that only texts have.
     fn check_task(&self) -> Result<(), CommandError> {
         let protocol = self.protocol.as_ref().map(|protocol| ("--protocol", format!(" {protocol}")));
@@ -103,7 +101,7 @@ impl EvaluationOptions {
         let per_position = self.per_position.then(|| ("--per-position", String::new()));
         let Some((option, value)) = protocol.or(segment_len).or(per_position) else { return Ok(()) };
         let message =
-            format!("{option}{value}: the run was trained on a task, whose sequences are scored by their answers");
+            format!("{option}{value}: the data is a task, whose sequences are scored by their answers");
         Err(CommandError::misuse(message, format!("omit {option}, which is for texts")))
     }
 }

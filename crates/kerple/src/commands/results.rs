@@ -7,8 +7,21 @@ use kerple_experiments::reproduce::title;
 use std::path::Path;
 
 /// Experiments whose rows are in `results/` of the repository.
-const BUNDLED: [&str; 11] =
-    ["kerple", "dape", "spe", "seeds", "budget", "decay", "draws", "arena", "induction", "documents", "borders"];
+const BUNDLED: [&str; 13] = [
+    "kerple",
+    "dape",
+    "spe",
+    "seeds",
+    "budget",
+    "decay",
+    "draws",
+    "arena",
+    "induction",
+    "documents",
+    "borders",
+    "reach",
+    "tasks",
+];
 const SCALE: &str = "small";
 
 /// Lists the results that the repository contains, and where they can be read.

@@ -47,7 +47,7 @@ pub fn results(run: &Path, plan: &Plan, rows: &[EvaluationRow]) -> Value {
             "model": "kerple",
             "model_args": { "run": run.to_string_lossy(), "encoding": first.label, "step": first.step, "plan": plan.hash },
             "batch_size": null,
-            "device": "cpu",
+            "device": first.provenance.as_ref().map(|provenance| provenance.device.clone()),
             "limit": null,
             "bootstrap_iters": 0,
             "random_seed": first.seed,
