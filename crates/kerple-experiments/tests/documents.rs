@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Papers and questions with a page of results.
-const PAPERS: [&str; 13] = [
+const PAPERS: [&str; 12] = [
     "kerple",
     "dape",
     "spe",
@@ -23,7 +23,6 @@ const PAPERS: [&str; 13] = [
     "arena",
     "documents",
     "borders",
-    "reach",
     "tasks",
 ];
 

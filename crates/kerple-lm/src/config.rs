@@ -79,7 +79,11 @@ impl DataConfig {
                 None
             };
             return unread.map_or(Ok(()), |(key, message)| {
-                Err(Error::config(format!("data.{key}"), message, format!("remove data.{key}, or remove data.task")))
+                let hint = match key {
+                    "path" => "remove data.path (--set data.path=), or remove data.task",
+                    _ => "remove data.sampling, or remove data.task",
+                };
+                Err(Error::config(format!("data.{key}"), message, hint))
             });
         }
         if is_text {
@@ -296,20 +300,21 @@ fn is_too_large(text: &str) -> bool {
         && !digits.starts_with('0')
 }
 
-/// Refuses two overrides of one key, or of a key and of a part of it, of which one would be lost.
+/// Refuses an override that removes an earlier one: of the same key, or of a table that the key is in.
 fn check_overrides(overrides: &[String]) -> Result<()> {
-    let keys: Vec<String> = overrides
-        .iter()
-        .map(|assignment| {
-            assignment.split('=').next().unwrap_or_default().split('.').map(str::trim).collect::<Vec<_>>().join(".")
-        })
-        .collect();
-    for (at, key) in keys.iter().enumerate() {
-        let is_part = |outer: &str, inner: &str| inner == outer || inner.starts_with(&format!("{outer}."));
-        let earlier = keys[..at].iter().position(|other| is_part(other, key) || is_part(key, other));
-        if let Some(earlier) = earlier.filter(|earlier| overrides[*earlier] != overrides[at]) {
-            let message = format!("--set {} gives this value too", overrides[earlier]);
-            return Err(Error::config(format!("--set {}", overrides[at]), message, "give each key once"));
+    let key = |assignment: &str| -> String {
+        let key = assignment.split('=').next().unwrap_or_default();
+        key.split('.').map(str::trim).collect::<Vec<_>>().join(".")
+    };
+    for (at, later) in overrides.iter().enumerate() {
+        let outer = key(later);
+        let is_removed = |earlier: &&String| {
+            let inner = key(earlier);
+            *earlier != later && (inner == outer || inner.starts_with(&format!("{outer}.")))
+        };
+        if let Some(earlier) = overrides[..at].iter().find(is_removed) {
+            let message = format!("--set {earlier} gives this value too");
+            return Err(Error::config(format!("--set {later}"), message, "give each key once"));
         }
     }
     Ok(())

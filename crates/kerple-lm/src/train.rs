@@ -6,7 +6,7 @@
 
 use crate::architecture::{self, FromPlan, ModelVisitor};
 use crate::checkpoint::{self, CheckpointState, NewestCheckpoint};
-use crate::config::TrainConfig;
+use crate::config::{DataConfig, TrainConfig};
 use crate::error::{Error, Result};
 use crate::events::EventFile;
 use crate::memory_estimate::TOKENS_AT_ONCE;
@@ -273,10 +273,12 @@ impl<'a, M: FromPlan, T: Objective<M> + Copy> TrainLoop<'a, M, T> {
     /// Records the start of this session, and opens the files that it appends to.
     fn claim(&self, commit: Option<String>) -> Result<RunWriter> {
         let (plan, run, step) = (self.plan, self.session.run, self.state.step);
-        // the plan of a finished run stays the one that it was trained with
-        if step < self.last_step() || run.plan()?.is_none() {
-            run.write_plan(&Plan { commit, ..plan.clone() })?;
-        }
+        // the plan of a finished run stays the one that it was trained with; only its text may have moved
+        let kept = if step < self.last_step() { None } else { run.plan()? };
+        run.write_plan(&match kept {
+            Some(kept) => Plan { data: DataConfig { path: plan.data.path.clone(), ..kept.data }, ..kept },
+            None => Plan { commit, ..plan.clone() },
+        })?;
         if let Some(tokenizer) = self.session.batches.tokenizer() {
             run.keep_tokenizer(plan, tokenizer)?;
         }
@@ -461,7 +463,10 @@ impl<M: FromPlan, T: Objective<M> + Copy> ResumePoint<M, T> {
             Ok((train_state, state))
         });
         // of two reasons to refuse the plan's is the clearer one
-        let done = found.as_ref().ok().and_then(Option::as_ref).map_or(0, |found| found.value.1.step);
+        let done = match &found {
+            Ok(found) => found.as_ref().map_or(0, |found| found.value.1.step),
+            Err(_) => checkpoint::list(run.path())?.into_iter().map(|(step, _)| step).max().unwrap_or(0),
+        };
         let old = run.plan()?;
         if let Some(old) = &old {
             old.check_resume(plan, done)?;

@@ -14,7 +14,17 @@ fn facts() -> DataInfo {
 }
 
 fn plan(overrides: &[&str]) -> Result<Plan, kerple_lm::Error> {
-    let overrides: Vec<String> = overrides.iter().map(|text| (*text).to_owned()).collect();
+    // a later one replaces an earlier one, and a task the text of the reference
+    let key = |text: &str| text.split('=').next().unwrap().to_owned();
+    let is_replaced = |at: usize| {
+        let inner = key(overrides[at]);
+        overrides[at + 1..].iter().any(|later| inner == key(later) || inner.starts_with(&format!("{}.", key(later))))
+    };
+    let kept = (0..overrides.len()).filter(|at| !is_replaced(*at)).map(|at| overrides[at].to_owned());
+    let mut overrides: Vec<String> = kept.collect();
+    if overrides.iter().any(|text| key(text) == "data.task") && overrides.iter().all(|text| key(text) != "data.path") {
+        overrides.push("data.path=".to_owned());
+    }
     Plan::new(&RunConfig::parse(REFERENCE, "reference.toml", &overrides)?, facts())
 }
 

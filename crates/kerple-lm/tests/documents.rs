@@ -243,7 +243,7 @@ fn plans_keep_their_hashes_and_refuse_what_cannot_restart() {
         ]
     );
     assert_eq!(
-        refused(&["data.task=\"even_pairs\""]),
+        refused(&["data.path=", "data.task=\"even_pairs\""]),
         [
             r#"data.documents: "separate" is not supported: sequences of tasks do not consist of documents"#,
             r#"remove it; it is for texts"#,
@@ -399,7 +399,7 @@ fn rolling_evaluation_does_not_depend_on_the_mask_of_training() {
     let data = corpus(place.path(), 240);
     let run = RunFolder::new(place.path().join("run"));
     session(&Ranks::alone(), &config(&data, &["train.steps=2"]), run.path(), None);
-    let rolling = EvalRequest { per_position: false, ..request(Protocol::Rolling(16), &[16], None) };
+    let rolling = EvalRequest { per_position: false, segment_len: None, ..request(Protocol::Rolling(16), &[16], None) };
     let joined = evaluate(&run, &data, &rolling).unwrap().remove(0);
     // the same weights as those of a run that was trained with separate documents
     let plan = fs::read_to_string(run.path().join("plan.json")).unwrap();

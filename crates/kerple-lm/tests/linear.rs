@@ -17,7 +17,8 @@ fn linear(features: FeatureKind) -> BlockConfig {
 }
 
 fn read(text: &str) -> Result<Plan, String> {
-    let text = format!("data.path = \"nowhere\"\nmodel.n_heads = 2\nmodel.head_dim = 8\n{text}");
+    let path = if text.contains("data.task") { "" } else { "nowhere" };
+    let text = format!("data.path = \"{path}\"\nmodel.n_heads = 2\nmodel.head_dim = 8\n{text}");
     let config = RunConfig::parse(&text, "test", &[]).map_err(|error| format!("{error}, {}", error.hint()))?;
     let facts = DataInfo { vocab_size: 23, tokenizer: String::new(), train_tokens: 10_000, content: String::new() };
     Plan::new(&config, facts).map_err(|error| format!("{error}, {}", error.hint()))

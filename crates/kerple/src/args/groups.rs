@@ -100,8 +100,7 @@ impl EvaluationOptions {
         let segment_len = self.segment_len.map(|len| ("--segment-len", format!(" {len}")));
         let per_position = self.per_position.then(|| ("--per-position", String::new()));
         let Some((option, value)) = protocol.or(segment_len).or(per_position) else { return Ok(()) };
-        let message =
-            format!("{option}{value}: the data is a task, whose sequences are scored by their answers");
+        let message = format!("{option}{value}: the data is a task, whose sequences are scored by their answers");
         Err(CommandError::misuse(message, format!("omit {option}, which is for texts")))
     }
 }

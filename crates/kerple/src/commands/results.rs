@@ -7,7 +7,7 @@ use kerple_experiments::reproduce::title;
 use std::path::Path;
 
 /// Experiments whose rows are in `results/` of the repository.
-const BUNDLED: [&str; 13] = [
+const BUNDLED: [&str; 12] = [
     "kerple",
     "dape",
     "spe",
@@ -19,7 +19,6 @@ const BUNDLED: [&str; 13] = [
     "induction",
     "documents",
     "borders",
-    "reach",
     "tasks",
 ];
 const SCALE: &str = "small";
