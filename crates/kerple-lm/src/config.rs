@@ -71,20 +71,17 @@ impl DataConfig {
         let is_text = !self.path.as_os_str().is_empty();
         if let Some(task) = &self.task {
             let name = task.name();
-            let unread = if is_text && !task.reads_files() {
-                Some(("path", format!("the task {name} draws its sequences and reads no files")))
-            } else if self.sampling == SamplingConfig::Megatron {
-                Some(("sampling", format!("megatron is for texts, and the data is the task {name}")))
-            } else {
-                None
-            };
-            return unread.map_or(Ok(()), |(key, message)| {
-                let hint = match key {
-                    "path" => "remove data.path (--set data.path=), or remove data.task",
-                    _ => "remove data.sampling, or remove data.task",
-                };
-                Err(Error::config(format!("data.{key}"), message, hint))
-            });
+            let refuse =
+                |key: &str, message: String, hint: &str| Err(Error::config(format!("data.{key}"), message, hint));
+            if is_text && !task.reads_files() {
+                let message = format!("the task {name} draws its sequences and reads no files");
+                return refuse("path", message, "remove data.path (--set data.path=), or remove data.task");
+            }
+            if self.sampling == SamplingConfig::Megatron {
+                let message = format!("megatron is for texts, and the data is the task {name}");
+                return refuse("sampling", message, "remove data.sampling, or remove data.task");
+            }
+            return Ok(());
         }
         if is_text {
             return Ok(());
