@@ -144,3 +144,21 @@ pub(crate) fn within<'b, T: Deserialize<'b> + PartialOrd + Copy>(
 pub(crate) fn wrong(param: &'static str, raw: &RawValue, expected: &str) -> ApiError {
     ApiError::bad(param, format!("`{param}` is {}; it must be {expected}", shortened(raw.get())))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_body_that_is_not_an_object_is_named_by_its_start() {
+        let refused = |body: &str| BodyKeys::of(body.as_bytes()).err().unwrap().message;
+        assert_eq!(refused("[]"), "the body must be a JSON object: it begins with `[`");
+        assert_eq!(refused(" \n"), "the body must be a JSON object: it is empty");
+        // a string is not repeated, however long it is
+        assert_eq!(
+            refused(&format!("\"{}\"", "a".repeat(1 << 16))),
+            "the body must be a JSON object: it begins with `\"`"
+        );
+        assert!(refused("{\"a\": 1,}").contains("line 1 column 9"), "{}", refused("{\"a\": 1,}"));
+    }
+}

@@ -63,10 +63,8 @@ pub fn encoding(name: &str) -> Result<Encoding, CommandError> {
 
 /// Refuses to replace a file of a run or of a prepared corpus.
 pub fn check_target(path: &Path) -> CommandResult {
-    let folder =
-        path.parent().filter(|folder| path.exists() && !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let is_kept = |name: &str| folder.join(name).is_file();
-    if path.exists() && (is_kept(kerple_run::PLAN_FILE) || is_kept("meta.json")) {
+    let is_beside = |name: &str| path.with_file_name(name).is_file();
+    if path.exists() && (is_beside(kerple_run::PLAN_FILE) || is_beside("meta.json")) {
         let message = format!("{} is a file of a run or of a prepared corpus; nothing was written", path.display());
         return Err(CommandError::misuse(message, "choose another name, or a file outside of the folder"));
     }

@@ -58,6 +58,22 @@ fn files_of_a_run_are_not_replaced_by_results() {
     refused(&place, &["train", "--config", "run.toml", "--out", "data"], "--out data: the folder is a prepared corpus");
 }
 
+/// The number that fits is found, not counted down to.
+#[test]
+fn too_many_sequences_to_serve_are_refused_at_once() {
+    let place = with_runs();
+    let serve = |sequences: &str| {
+        refused(&place, &["serve", "run", "--port", "0", "--max-num-seqs", sequences], "use --max-num-seqs ")
+    };
+    let most = |said: String| -> u64 {
+        let (_, most) = said.split_once("use --max-num-seqs ").unwrap();
+        most.split(',').next().unwrap().parse().unwrap()
+    };
+    let found = most(serve("1099511627776"));
+    assert!(found > 1, "{found}");
+    assert_eq!(most(serve(&(2 * found).to_string())), found);
+}
+
 #[test]
 fn a_finished_run_keeps_its_plan() {
     let place = with_runs();
@@ -138,6 +154,26 @@ fn a_comparison_names_what_it_replaces() {
     let output = place.run(&compare(&["--encodings", "alibi,rotary", "--rope-scaling", "yarn", "--shard", "0/2"]));
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success() && said.contains("note: --rope-scaling yarn does not apply to alibi"), "{said}");
+    // other layers keep the model's encoding, which takes the scaling
+    place.ok(&[
+        "compare",
+        "--config",
+        "run.toml",
+        "--set",
+        "encoding.kind=rotary",
+        "--set",
+        "model.n_layers=2",
+        "--encodings",
+        "alibi",
+        "--layers",
+        "1",
+        "--rope-scaling",
+        "yarn",
+        "--lengths",
+        "16",
+        "--out",
+        "layers",
+    ]);
     // what is printed can be typed
     let (_, command) = said.split_once("run `kerple ").unwrap();
     let command: Vec<&str> = command.split('`').next().unwrap().split(' ').collect();

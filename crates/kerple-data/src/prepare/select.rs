@@ -93,13 +93,13 @@ impl DocumentContent {
     }
 }
 
+/// The key of a text unless another is named.
+const TEXT_KEY: &str = "text";
+
 /// The documents to take from some files.
 ///
 /// The split of a document depends on the document, the shares and how its own file was given, never on what else there
 /// is: more files move nothing from one split into another.
-/// The key of a text unless another is named.
-const TEXT_KEY: &str = "text";
-
 pub(super) struct Selection<'a> {
     files: &'a [SourceFile],
     names: SplitNames,

@@ -37,7 +37,9 @@ pub fn run(args: &CompareArgs, ranks: &Ranks) -> CommandResult {
     }
     let encodings = encodings(&args.encodings)?;
     check_replaced(args, &config)?;
-    check_rope_scalings(&args.rope_scaling, &encodings)?;
+    // where layers are named, the model's own encoding is the one that is scaled
+    let scaled = if args.layers.is_some() { std::slice::from_ref(&config.encoding) } else { &encodings[..] };
+    check_rope_scalings(&args.rope_scaling, scaled)?;
     let configs = match &args.tasks[..] {
         [] => vec![(args.out.clone(), args.out.join("runs"), config)],
         names => {
@@ -86,8 +88,8 @@ pub fn run(args: &CompareArgs, ranks: &Ranks) -> CommandResult {
     if let Some(shard) = args.sharing.shard {
         remarkln!(
             "shard {shard} is done; when all shards are, run `kerple report {} --out {}` to write the report",
-            args.out.display(),
-            args.out.join("report").display()
+            slurm::quoted(args.out.as_os_str()),
+            slurm::quoted(args.out.join("report").as_os_str())
         );
         return Ok(());
     }
@@ -134,8 +136,8 @@ fn check_rope_scalings(scalings: &[RopeScaling], encodings: &[Encoding]) -> Comm
         let takes = |encoding: &&Encoding| encoding.with_rope_scaling(*scaling).is_ok();
         let without: Vec<String> = encodings.iter().filter(|encoding| !takes(encoding)).map(Encoding::label).collect();
         if without.len() == encodings.len() {
-            let message = format!("--rope-scaling {}: no encoding of --encodings takes it", scaling.label());
-            return Err(CommandError::misuse(message, "omit --rope-scaling, or compare rotary too"));
+            let message = format!("--rope-scaling {}: no encoding that is compared takes it", scaling.label());
+            return Err(CommandError::misuse(message, "omit --rope-scaling, or use the encoding rotary"));
         }
         if !without.is_empty() {
             remarkln!("note: --rope-scaling {} does not apply to {}", scaling.label(), without.join(", "));

@@ -83,7 +83,7 @@ fn without_slurm(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
 }
 
 /// A word that the shell takes as it is.
-fn quoted(word: &OsStr) -> String {
+pub fn quoted(word: &OsStr) -> String {
     let word = word.to_string_lossy();
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=,:@%+".contains(c);
     if !word.is_empty() && word.chars().all(plain) {
