@@ -32,7 +32,8 @@ impl<'b> BodyKeys<'b> {
             // of an object it quotes nothing that is not shortened; another value it would quote whole
             let why = match body.trim_ascii_start().first() {
                 Some(b'{') => error.to_string(),
-                Some(first) => format!("it begins with `{}`", first.escape_ascii()),
+                Some(first) if first.is_ascii_graphic() => format!("it begins with `{}`", char::from(*first)),
+                Some(first) => format!("it begins with the byte {first}"),
                 None => "it is empty".to_owned(),
             };
             let message = format!("the body must be a JSON object: {why}");
@@ -153,6 +154,7 @@ mod tests {
     fn a_body_that_is_not_an_object_is_named_by_its_start() {
         let refused = |body: &str| BodyKeys::of(body.as_bytes()).err().unwrap().message;
         assert_eq!(refused("[]"), "the body must be a JSON object: it begins with `[`");
+        assert_eq!(refused("\u{e9}"), "the body must be a JSON object: it begins with the byte 195");
         assert_eq!(refused(" \n"), "the body must be a JSON object: it is empty");
         // a string is not repeated, however long it is
         assert_eq!(
