@@ -36,6 +36,7 @@ class Encoding:
     tables: tuple[bool, bool, bool]
     own: int
     path_slopes: list[float]
+    gate_rates: list[float] | None
     def __new__(
         cls, keys: str, heads: int, head_dim: int, train_len: int, d_model: int | None = None
     ) -> Encoding: ...

@@ -303,7 +303,8 @@ def test_wrong_parts_are_refused_in_words():
 
 
 MODULES = [
-    (kt.Wall, {}), (kt.Wall, {"rank": 3, "g_max": 0.86, "scalar_gate": True}), (kt.GrapeAp, {}), (kt.GrapeAp, {"features": 4, "relative": True}),
+    (kt.Wall, {}), (kt.Wall, {"rank": 3, "g_max": 0.86, "scalar_gate": True}), (kt.Wall, {"gate": "bounded", "spans": [16, 64]}),
+    (kt.Wall, {"order": "rope_then_channel_decay", "base": 50}), (kt.GrapeAp, {}), (kt.GrapeAp, {"features": 4, "relative": True}),
     (kt.SelectiveRope, {"decay": True, "scalar_gate": True, "rank": 3}),
     (kt.Path, {"rank": 3}), (kt.Path, {"rank": 4, "conv": 2, "gate": True}), (kt.Path, {"gate": True, "gate_scale": "inside"}),
 ]  # fmt: skip
@@ -331,10 +332,14 @@ def test_modules_compute_their_formulas(make, keys):
     rows = random(2, 25, 12)
     given = told(layer, rows)
     if make is kt.Wall:
-        weight = layer.weight if not keys else layer.weight_in @ layer.weight_out
-        gates = logsigmoid(rows @ weight + layer.bias)
-        gates = gates if not keys else 0.86 * (torch.exp(gates / 0.86) - 1)
-        torch.testing.assert_close(given["decays"], gates.view(2, 25, 3, 4).transpose(1, 2))
+        weight = layer.weight_in @ layer.weight_out if "rank" in keys else layer.weight
+        logits = (rows @ weight + layer.bias).view(2, 25, 3, 4).transpose(1, 2)
+        gates = logsigmoid(logits)
+        if "g_max" in keys:
+            gates = 0.86 * (torch.exp(gates / 0.86) - 1)
+        if "gate" in keys:
+            gates = -torch.sigmoid(logits) * torch.tensor([2 / 16, 2 / 32, 2 / 64], dtype=torch.float64)[:, None, None]
+        torch.testing.assert_close(given["decays"], gates)
     elif make is kt.SelectiveRope:
         gates = logsigmoid(rows @ layer.decay_weight + layer.decay_bias).view(2, 25, 3, 2).transpose(1, 2)
         torch.testing.assert_close(given["decays"], torch.cat([gates, gates], -1))
@@ -367,6 +372,9 @@ def test_modules_compute_their_formulas(make, keys):
         torch.testing.assert_close(given["gates"], gates * (0.5 if keys.get("gate_scale") == "inside" else 1.0))
     q, k, v = (random(2, 3, 25, 4) for _ in range(3))
     out = layer(q, k, v, **given)
+    if "order" in keys:
+        angles = torch.arange(25, dtype=torch.float64)[:, None] * torch.tensor([1.0, 50**-0.5], dtype=torch.float64)
+        q, k = turned_by(q, angles), turned_by(k, angles)
     torch.testing.assert_close(out, attention(q, k, v, **given))
     out.sum().backward()
     assert all(x.grad is not None and x.grad.abs().sum() > 0 for x in layer.parameters())
@@ -414,6 +422,7 @@ def test_modules_refuse_the_parts_of_others():
         (lambda: kt.KerpleLog(2, 4)(q, q, q, path_bias=(q, q, [1, 1])), "path_bias: kind = 'kerple_log' does not take it, 'grape_ap' does"),
         (lambda: wall.householder(rows), "kind = 'wall' makes no householder, 'path' does"),
         (lambda: wall.gates(rows), "makes no gates"),
+        (lambda: kt.Wall(2, 4, gate_heads="kv"), "gate_heads = 'kv': a module has as many heads of keys as of queries"),
         (lambda: kt.Path(2, 4, gate=True)(q, q, q, householder=path.householder(rows)), "gates: there are none"),
         (lambda: path.householder(rows, before=rows[:, :2], cu_seqlens=[0, 5]), "before: packed documents"),
         (lambda: wall.decays(rows[..., :7]), "rows: expected [B, L, M] with M = 8"),

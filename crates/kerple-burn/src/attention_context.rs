@@ -20,7 +20,7 @@ pub use rope::{GroupedTables, RotaryTables};
 use crate::chunk::Chunk;
 use burn::tensor::Tensor;
 use kerple_core::attention::{PackedDocuments, PositionKernel};
-use kerple_core::forms::QueryKeyMap;
+use kerple_core::forms::{FeatureGateMap, QueryKeyMap};
 use kerple_core::ops::gate_cumsum::GateMap;
 use std::sync::Arc;
 
@@ -208,16 +208,18 @@ pub struct GateProjection {
 /// Gates of features, `ln sigmoid(x W + b)`, that a layer computes from its normed rows `x`, `[B, L, M]`.
 #[derive(Clone, Debug)]
 pub struct FeatureGateProjection {
-    /// W, `[M, H D]`, or its factors, `[M, R]` and `[R, H D]`.
+    /// W, `[M, G D]`, or its factors, `[M, R]` and `[R, G D]`.
     pub weights: Vec<Tensor<2>>,
-    /// b, `[H D]`.
+    /// b, `[G D]`.
     pub bias: Tensor<1>,
     /// Features per head, D.
     pub head_dim: usize,
-    /// A gate `g` becomes `bound (e^(g / bound) - 1)`.
-    pub bound: Option<f64>,
-    /// Whether both features of a pair `(n, n + D/2)` have one gate, of which there are `H D/2` then.
+    /// What a gate is of its logit.
+    pub map: FeatureGateMap,
+    /// Whether both features of a pair `(n, n + D/2)` have one gate, of which there are `G D/2` then.
     pub pairs: bool,
+    /// Query heads that share the gates of a head, H / G.
+    pub group: usize,
 }
 
 /// Angles that a layer computes from its normed rows `x`, `[B, L, M]`: in each head, pair n turns by `rates[n]` times the running

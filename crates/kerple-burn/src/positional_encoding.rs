@@ -388,7 +388,9 @@ impl PositionalEncoding {
                 let gates = self.encoding.feature_gates(&self.geometry).expect("this encoding has gates of features");
                 let (gates, feature_gates) =
                     self.feature_gate_projection(gates, &mut self.stored_as(layer, options.1).into_iter());
-                AttentionContext { gates, feature_gates: Some(feature_gates), ..causal }
+                let rotary = self.encoding.rotary(&self.geometry, span);
+                let rope = rotary.map(|rotary| rotation(&rotary, &places, options, implementation));
+                AttentionContext { rope, gates, feature_gates: Some(feature_gates), ..causal }
             }
             Injection::ContentRotation { .. } => self.turning(layer, options.1, causal),
             Injection::QueryKeyMap { .. } => {
@@ -484,15 +486,15 @@ impl PositionalEncoding {
         gates: FeatureGates,
         stored: &mut impl Iterator<Item = Tensor<1>>,
     ) -> (Option<GateProjection>, FeatureGateProjection) {
-        let FeatureGates { rank, bound, scalar, pairs } = gates;
+        let FeatureGates { heads: gate_heads, rank, map, scalar, pairs, rotary: _ } = gates;
         let Geometry { heads, head_dim, d_model, .. } = *self.geometry;
         let mut next = || stored.next().expect("gates of features have weights and a bias");
-        let width = if pairs { heads * head_dim / 2 } else { heads * head_dim };
+        let width = if pairs { gate_heads * head_dim / 2 } else { gate_heads * head_dim };
         let weights = match rank {
             None => vec![next().reshape([d_model, width])],
             Some(rank) => vec![next().reshape([d_model, rank]), next().reshape([rank, width])],
         };
-        let features = FeatureGateProjection { weights, bias: next(), head_dim, bound, pairs };
+        let features = FeatureGateProjection { weights, bias: next(), head_dim, map, pairs, group: heads / gate_heads };
         let of_heads = scalar.then(|| {
             let weight = Some(next().reshape([d_model, heads]));
             GateProjection { weight, bias: next(), map: GateMap::LogSigmoid, kernel: None }

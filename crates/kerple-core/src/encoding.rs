@@ -292,17 +292,20 @@ impl Encoding {
 
     /// Rotation of queries and keys in a sequence of `span` positions, for methods that have one.
     pub fn rotary(&self, geometry: &Geometry, span: usize) -> Option<Rotary> {
-        let (Injection::Rotation { .. } | Injection::ScoreMod { rotates: true, .. }) = self.entry() else {
+        let (Injection::Rotation { .. }
+        | Injection::ScoreMod { rotates: true, .. }
+        | Injection::FeatureGates { rotates: true, .. }) = self.entry()
+        else {
             return None;
         };
         match self.form_of(geometry, &[], FormPositions { span, ..FormPositions::from(0) }) {
             EncodingForm::Rotary(rotary) => Some(rotary),
             EncodingForm::ScoreMod(ScoreModForm { rotary, .. }) => rotary,
+            EncodingForm::FeatureGates(gates) => gates.rotary,
             EncodingForm::Nothing
             | EncodingForm::Absolute(_)
             | EncodingForm::Table(_)
             | EncodingForm::Gates(_)
-            | EncodingForm::FeatureGates(_)
             | EncodingForm::ContentRotation(_)
             | EncodingForm::QueryKeyMap(_)
             | EncodingForm::RelativeBias(_)

@@ -316,22 +316,41 @@ pub struct ForgetGates {
     pub kernel: Option<PositionKernel>,
 }
 
-/// A gate of each token, head and feature, which a layer makes of its own normed rows `x`: `ln sigmoid(x W + b)`. Products of
+/// A gate of each token, head and feature, which a layer makes of logits `a = x W + b` of its own normed rows `x`. Products of
 /// queries and keys are multiplied by `e` to what the running sums of gates fall from key to query; see
 /// [`ScoreTable::decay_cumsum`].
 ///
-/// What is learned is an encoding's parameters: W, `[M, H D]`, or its two factors, `[M, R]` and `[R, H D]`; b, `[H D]`; then
+/// What is learned is an encoding's parameters: W, `[M, G D]`, or its two factors, `[M, R]` and `[R, G D]`; b, `[G D]`; then
 /// W, `[M, H]`, and b, `[H]`, of the gates of heads.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct FeatureGates {
+    /// Heads that have gates, G: those of queries, or of keys, whose gates their query heads share.
+    pub heads: usize,
     /// Of W; `None`: full.
     pub rank: Option<usize>,
-    /// A gate `g` becomes `bound (e^(g / bound) - 1)`, which is above `-bound`.
-    pub bound: Option<f64>,
+    /// What a gate is of its logit.
+    pub map: FeatureGateMap,
     /// Whether each head has a gate too, whose cumulative sums are added to scores.
     pub scalar: bool,
-    /// Whether both features of a pair `(n, n + D/2)` have one gate, of which there are `H D/2` then.
+    /// Whether both features of a pair `(n, n + D/2)` have one gate, of which there are `G D/2` then.
     pub pairs: bool,
+    /// Queries and keys turn by their positions before products decay; `None`: they do not.
+    pub rotary: Option<Rotary>,
+}
+
+/// A gate of its logit `a`.
+#[derive(Clone, Debug, PartialEq)]
+pub enum FeatureGateMap {
+    /// `g = ln sigmoid(a)`
+    LogSigmoid {
+        /// A gate becomes `bound (e^(g / bound) - 1)`, which is above `-bound`.
+        bound: Option<f64>,
+    },
+    /// `g = -rate sigmoid(a)`
+    Sigmoid {
+        /// Of each head that has gates, `[G]`.
+        rates: Vec<f64>,
+    },
 }
 
 /// Angles by which a layer turns its queries and keys, from its own normed rows `x`: in each head, pair `(n, n + D/2)` turns by

@@ -58,6 +58,8 @@ fn every_method_trains_composed_as_fused() {
     let of_rows = [
         r#"{"kind":"wall","rank":2}"#,
         r#"{"kind":"wall","g_max":0.5,"scalar_gate":true,"window":6}"#,
+        r#"{"kind":"wall","gate":"bounded","rank":2}"#,
+        r#"{"kind":"wall","order":"rope_then_channel_decay"}"#,
         r#"{"kind":"grape_ap","features":4,"relative":true,"window":6}"#,
         r#"{"kind":"path","rank":3,"gate":true,"gate_scale":"inside","window":6}"#,
         r#"{"kind":"selective_rope","bias":false,"rank":3}"#,

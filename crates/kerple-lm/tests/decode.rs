@@ -46,6 +46,8 @@ fn models() -> Vec<(String, Decoder)> {
         r#"{"kind":"fope"}"#,
         r#"{"kind":"path","rank":3}"#,
         r#"{"kind":"path","rank":3,"gate":true,"window":4}"#,
+        r#"{"kind":"wall","gate_heads":"kv"}"#,
+        r#"{"kind":"wall","gate":"bounded","order":"rope_then_channel_decay","window":4}"#,
     ] {
         let encoding: Encoding = serde_json::from_str(text).unwrap();
         found.push((text.to_owned(), of(&plan_with(&encoding, train(), grouped.clone()))));

@@ -51,6 +51,8 @@ fn every_encoding() -> Vec<Encoding> {
             r#"{"kind":"wall","rank":2}"#,
             r#"{"kind":"wall","g_max":0.5,"scalar_gate":true}"#,
             r#"{"kind":"wall","scalar_gate":true,"window":5,"sink_tokens":2}"#,
+            r#"{"kind":"wall","gate":"bounded","gate_heads":"kv"}"#,
+            r#"{"kind":"wall","order":"rope_then_channel_decay","base":50,"window":5}"#,
             r#"{"kind":"selective_rope","gate":true,"bias":false}"#,
             r#"{"kind":"selective_rope","decay":true,"scalar_gate":true}"#,
             r#"{"kind":"selective_rope","window":5,"sink_tokens":2}"#,
@@ -192,6 +194,28 @@ fn a_bias_that_ends_changes_far_keys_only() {
         assert_ne!(found[reach * width..], expected[reach * width..], "reach {reach}");
     }
     assert_eq!(of(&Encoding { reach: Some(IDS.len()), ..whole }), expected);
+}
+
+#[test]
+fn wall_that_forgets_nothing_is_the_model_without_its_decay() {
+    // so that scores are of size 1
+    let block = BlockConfig { qk_norm: true, ..BlockConfig::default() };
+    let of = |text: &str| plan_with(&serde_json::from_str(text).unwrap(), TrainConfig::default(), block.clone());
+    let model = |text: &str| decoder(&of(text));
+    let wall = r#"{"kind":"wall","gate":"bounded","spans":[1e9,1e9]"#;
+    for (plain, wall) in [
+        (r#"{"kind":"none"}"#, format!("{wall}}}")),
+        (r#"{"kind":"rotary","base":50}"#, format!(r#"{wall},"order":"rope_then_channel_decay","base":50}}"#)),
+    ] {
+        let (expected, found) = (logits(&model(plain), &IDS), logits(&model(&wall), &IDS));
+        for (a, b) in expected.iter().zip(&found) {
+            // a few roundings of f32 in each layer
+            assert!((a - b).abs() <= 1e-5, "{wall}: {a} {b}");
+        }
+    }
+    let plain = logits(&model(r#"{"kind":"none"}"#), &IDS);
+    let decaying = logits(&model(r#"{"kind":"wall","gate":"bounded","spans":[16,16]}"#), &IDS);
+    assert!(plain.iter().zip(&decaying).any(|(a, b)| (a - b).abs() > 1e-4), "its decay changes the model");
 }
 
 #[test]

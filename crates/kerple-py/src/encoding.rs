@@ -5,7 +5,7 @@ use crate::array::PythonArray;
 use crate::threads::{Workload, run};
 use kerple_core::Number;
 use kerple_core::encoding::{Clamp, EncodingForm, Geometry, Injection, METHODS, Method, ScoreModForm};
-use kerple_core::forms::{DistanceTable, ScoreMod, Sides};
+use kerple_core::forms::{DistanceTable, FeatureGateMap, ScoreMod, Sides};
 use kerple_core::score_mods::relative::RelativeSource;
 use kerple_core::score_mods::{ScoreModExtent, ScoreModSpec};
 use pyo3::exceptions::PyValueError;
@@ -339,6 +339,15 @@ impl PyEncoding {
     /// Rotation rates in radians per position, for sequences of the training length.
     fn rates(&self) -> Option<Vec<f64>> {
         Some(self.encoding.rotary(&self.geometry, self.geometry.train_len)?.inv_freq)
+    }
+
+    /// Most that each head's features lose per token, for gates of features with a bound that is not of a logarithm.
+    #[getter]
+    fn gate_rates(&self) -> Option<Vec<f64>> {
+        match self.encoding.feature_gates(&self.geometry)?.map {
+            FeatureGateMap::LogSigmoid { .. } => None,
+            FeatureGateMap::Sigmoid { rates } => Some(rates),
+        }
     }
 
     /// Rates of a map of queries and keys, or of a rotation by content, in radians per position.

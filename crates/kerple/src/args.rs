@@ -11,7 +11,10 @@ mod misuse;
 mod renamed;
 mod serve;
 
-pub use bench::{BenchArgs, BenchAttentionArgs, BenchCommand, BenchStepArgs, TimedModelOptions, TimingOptions};
+pub use bench::{
+    BenchArgs, BenchAttentionArgs, BenchCommand, BenchStepArgs, TimedModelOptions, TimedNormalizer, TimedSelective,
+    TimingOptions,
+};
 pub use call::Invocation;
 use clap::{Args, Parser, Subcommand};
 use encoding_name::EncodingName;

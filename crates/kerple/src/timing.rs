@@ -35,7 +35,8 @@ pub struct Measurement {
     pub head_dim: usize,
     /// Whether the backward is part of it.
     pub backward: bool,
-    /// none, fixed or learned; of linear attention none, sine_spe or kerple_log.
+    /// none, fixed or learned; of linear attention none, sine_spe or kerple_log; the kind of an encoding; stick_breaking or softpick in
+    /// the place of the softmax, or selective.
     pub bias: &'static str,
     /// The middle of the times.
     pub median_ms: f64,
@@ -243,7 +244,7 @@ pub fn encoding(text: &str) -> Result<Encoding, CommandError> {
 
 fn print_heading() {
     resultln!(
-        "{:<10} {:<9} {:>7} {:>9} {:>10} {:>11} {:>19} {:>9} {:>7} {:>10}",
+        "{:<10} {:<9} {:>7} {:>9} {:>14} {:>11} {:>19} {:>9} {:>7} {:>10}",
         "work",
         "engine",
         "length",
@@ -264,7 +265,7 @@ fn print_row(row: &Measurement) {
     let peak = row.peak_share.map_or_else(|| "-".to_owned(), |share| format!("{:.0} %", 100.0 * share));
     let extra = row.extra_mib.map_or_else(|| "-".to_owned(), |mib| format!("{mib:.1}"));
     resultln!(
-        "{:<10} {:<9} {:>7} {:>9} {:>10} {:>11.2} {spread:>19} {:>9.1} {peak:>7} {extra:>10}{bandwidth}",
+        "{:<10} {:<9} {:>7} {:>9} {:>14} {:>11.2} {spread:>19} {:>9.1} {peak:>7} {extra:>10}{bandwidth}",
         row.work,
         row.engine,
         row.length,

@@ -40,10 +40,17 @@ fn sizes_that_do_not_fit_are_refused() {
         (r#"{"kind":"dape","base":{"kind":"t5","bidirectional":true}}"#, "it has a bias for keys after the query"),
         (r#"{"kind":"learned","positions":3}"#, "`positions`: 3 rows are too few"),
         ("rotary", "rotary: it changes embeddings, queries or keys before the scores"),
-        ("pope", "`kerple bench step --encoding pope`"),
+        ("fope", "`kerple bench step --encoding fope`"),
         ("sine_spe", "sine_spe: it needs linear attention"),
     ] {
         refused("attention", &[&small[..], &["--encoding", encoding]].concat(), says);
+    }
+    for (options, says) in [
+        (&["--encoding", "fire", "--normalizer", "softpick"][..], "--normalizer: timed with a bias by distance only"),
+        (&["--encoding", "wall", "--selective-attention", "inclusive"], "not with wall"),
+        (&["--normalizer", "softpick", "--selective-attention", "exclusive"], "it masks keys of the softmax"),
+    ] {
+        refused("attention", &[&small[..], options].concat(), says);
     }
 }
 
@@ -53,6 +60,11 @@ fn every_work_is_checked_and_timed() {
     for (work, options, engines) in [
         ("attention", &[][..], &["composed", "naive", "tiled"][..]),
         ("attention", &["--encoding", "fire"], &["fused", "tiled"]),
+        ("attention", &["--encoding", "pope"], &["fused", "tiled"]),
+        ("attention", &["--encoding", r#"{"kind":"wall","gate":"bounded"}"#], &["fused", "tiled"]),
+        ("attention", &["--normalizer", "stick_breaking"], &["fused", "tiled"]),
+        ("attention", &["--encoding", "none", "--normalizer", "softpick"], &["fused", "tiled"]),
+        ("attention", &["--selective-attention", "exclusive"], &["fused", "tiled"]),
         ("step", &["--layers", "1"], &["composed", "fused"]),
     ] {
         let sizes = ["--lengths", "200", "--batch", "1", "--heads", "2", "--head-dim", "16", "--repeats", "1"];

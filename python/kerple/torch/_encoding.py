@@ -76,6 +76,11 @@ class Encoding(nn.Module):
         super().__init__()
         kind = kind or self.kind
         native = kernels.encoding(kind, heads, head_dim, train_len, keys, d_model)
+        if kind == "wall" and keys.get("gate_heads", "query") != "query":
+            raise ValueError(
+                "gate_heads = 'kv': a module has as many heads of keys as of queries; make gates with Wall(heads=KV heads) and call"
+                " kerple.torch.attention(decays=wall.decays(rows).repeat_interleave(H // KV heads, 1))"
+            )
         if not _linear and native.entry in ("embeddings", "code"):
             where = "the embeddings" if native.entry == "embeddings" else "linear attention, see LinearAttention"
             raise ValueError(f"kind = {kind!r} enters {where}, not the scores of attention")
@@ -100,7 +105,7 @@ class Encoding(nn.Module):
         self.register_buffer("inv_freq", rates and torch.tensor(rates, dtype=torch.float64), persistent=False)
         #: Of a map of queries and keys, and whether its delta is clamped, or its other pairs do not turn.
         self._map_flag = own.get("clamp_delta", own.get("zero_pad", own.get("relative", False)))
-        self._path_slopes, self._bound = native.path_slopes, own.get("g_max")
+        self._path_slopes, self._bound, self._gate_rates = native.path_slopes, own.get("g_max"), native.gate_rates
         self._gate_factor = head_dim**-0.5 if own.get("gate_scale") == "inside" else 1.0
         rates = native.map_rates()
         self.register_buffer("map_freq", rates and torch.tensor(rates, dtype=torch.float64), persistent=False)
@@ -313,7 +318,11 @@ class Encoding(nn.Module):
         for weight in weights:
             logits = logits @ weight.to(rows.dtype)
         logits = (logits + bias.to(rows.dtype)).to(torch.promote_types(rows.dtype, torch.float32))
-        made = _maps.bounded(nn.functional.logsigmoid(logits), self._bound).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        logits = logits.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        if self._gate_rates is None:
+            made = _maps.bounded(nn.functional.logsigmoid(logits), self._bound)
+        else:
+            made = logits.sigmoid() * -torch.tensor(self._gate_rates, dtype=logits.dtype, device=logits.device)[:, None, None]
         return torch.cat([made, made], -1) if of_pairs else made
 
     def path_bias(
@@ -519,6 +528,9 @@ class Encoding(nn.Module):
             if self._entry == "content_rotation":
                 q, k, v = turned(q, k, v, angles)
                 angles = None
+            if self.inv_freq is not None:
+                documents = documents_of(cu_seqlens, document_ids, k, None, key_lengths)
+                q, k = self._rotated(q, k, k.shape[2], positions_of(documents, k.shape[2]))
             beside_it = {
                 "relative": relative, "positions": positions, "angles": angles, "key_starts": key_starts, "key_ends": key_ends,
                 "dropout_p": dropout_p or None,

@@ -276,7 +276,10 @@ class Wall(_Named):
         out = wall(q, k, v, decays=wall.decays(rows))    # rows: [B, L, 512], what q and k are made of
 
     ``rank`` projects through fewer numbers, ``g_max`` bounds gates, and ``scalar_gate=True`` adds a gate of each head, which ``forward``
-    takes as ``gates=wall.gates(rows)``.
+    takes as ``gates=wall.gates(rows)``. With ``gate="bounded"`` a gate is ``-rate_h sigmoid(y W + b)``, at most 1/8 a token, and
+    ``spans=[16, 1024]`` are the tokens that the first and the last head remember at the start. ``order="rope_then_channel_decay"``
+    turns queries and keys as rotary does, by positions among the keys of the call, before products decay; scores then
+    depend on positions, not on distances alone.
     """
 
     kind = "wall"

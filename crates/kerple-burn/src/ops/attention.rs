@@ -12,9 +12,9 @@ mod reference;
 pub(super) use cumsum::running_sums;
 #[cfg(feature = "cube")]
 pub use query_chunks::query_chunked;
-pub(super) use reference::gate_differences;
 pub use reference::{AttentionScores, reference, seen, weights};
 pub(crate) use reference::{MaskedAfter, grouped_reference, grouped_seen, grouped_weights, selective_after};
+pub(super) use reference::{gate_differences, repeat_heads};
 
 use super::{gates, grouped_attention, score_mods};
 use crate::attention_context::{

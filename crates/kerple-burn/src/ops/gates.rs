@@ -7,6 +7,7 @@
 //! In fused layers gates are part of the operation that has the rows, and cumulative gates are f64
 //! for any type of rows; see [`kerple_core::ops::gate_cumsum`].
 
+use super::attention::repeat_heads;
 use super::linear;
 use crate::attention_context::{FeatureGateProjection, GateProjection};
 use crate::custom_op::{FloatElement, InputGrads, OpInputs};
@@ -14,6 +15,7 @@ use crate::host_array::HostArray;
 use crate::implementation::Impl;
 use burn::tensor::{Tensor, activation};
 use kerple_core::attention::{DocumentSegment, PackedDocuments};
+use kerple_core::forms::FeatureGateMap;
 use kerple_core::ops::gate_cumsum::{self, GateMap};
 use kerple_core::ops::gemm::Out;
 use std::ops::Range;
@@ -38,28 +40,36 @@ impl GateProjection {
 }
 
 impl FeatureGateProjection {
-    /// Gates `[B, H, L, D]` of normed rows `[B, L, M]`.
+    /// Gates of query heads, `[B, H, L, D]`, of normed rows `[B, L, M]`.
     pub(crate) fn gates(&self, rows: &Tensor<3>, implementation: Impl) -> Tensor<4> {
         let ([batch, len, _], last) = (rows.dims(), self.weights.len() - 1);
         let logits = self.weights.iter().enumerate().fold(rows.clone(), |rows, (at, weight)| {
             let bias = (at == last).then(|| self.bias.clone());
             linear::linear(rows, super::LinearTensors { weight: weight.clone(), bias }, None, implementation)
         });
-        // exact to rounding for gates however close to 1, which add up over thousands of tokens
-        let gates = logits.clone().clamp_max(0.0) - (logits.abs() * -1.0).exp().log1p();
-        let gates = match self.bound {
-            None => gates,
-            Some(bound) => {
-                // e^x - 1 = 2 t / (1 - t), t = tanh(x / 2)
-                let t = (gates / (2.0 * bound)).tanh();
-                t.clone() * (2.0 * bound) / (t * -1.0 + 1.0)
-            }
-        };
         let width = if self.pairs { self.head_dim / 2 } else { self.head_dim };
         let heads = self.bias.dims()[0] / width;
-        let gates = gates.reshape([batch, len, heads, width]).swap_dims(1, 2);
-        if self.pairs { Tensor::cat(vec![gates.clone(), gates], 3) } else { gates }
+        let logits = logits.reshape([batch, len, heads, width]).swap_dims(1, 2);
+        let gates = match &self.map {
+            FeatureGateMap::LogSigmoid { bound: None } => log_sigmoid(logits),
+            FeatureGateMap::LogSigmoid { bound: Some(bound) } => {
+                // e^x - 1 = 2 t / (1 - t), t = tanh(x / 2)
+                let t = (log_sigmoid(logits) * (0.5 / bound)).tanh();
+                t.clone() * (2.0 * bound) / (t * -1.0 + 1.0)
+            }
+            FeatureGateMap::Sigmoid { rates } => {
+                let rates = Tensor::<1>::from_data(rates.as_slice(), (&logits.device(), logits.dtype()));
+                activation::sigmoid(logits) * rates.reshape([1, heads, 1, 1]) * -1.0
+            }
+        };
+        let gates = if self.pairs { Tensor::cat(vec![gates.clone(), gates], 3) } else { gates };
+        repeat_heads(gates, heads * self.group)
     }
+}
+
+/// Exact to rounding for gates however close to 1, which add up over thousands of tokens.
+fn log_sigmoid(logits: Tensor<4>) -> Tensor<4> {
+    logits.clone().clamp_max(0.0) - (logits.abs() * -1.0).exp().log1p()
 }
 
 /// Cumulative gates `[B, H, L]` of logits of gates, `[B, L, H]`: from the first token of a sequence on, or of each document.
@@ -240,7 +250,7 @@ impl GateProjectionInputs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use burn::tensor::{Device, TensorData};
+    use burn::tensor::{DType, Device, TensorData};
 
     /// In f32, of gates however close to 1, against f64: values and the gradient in the logits.
     #[test]
@@ -252,7 +262,9 @@ mod tests {
             // two heads of four features, of a row that is 1
             let weight = one(logits.map(|a| a as f32).to_vec(), [1, 8]).require_grad();
             let bias = Tensor::<1>::zeros([8], &device);
-            let of = FeatureGateProjection { weights: vec![weight.clone()], bias, head_dim: 4, bound, pairs: false };
+            let map = FeatureGateMap::LogSigmoid { bound };
+            let weights = vec![weight.clone()];
+            let of = FeatureGateProjection { weights, bias, head_dim: 4, map, pairs: false, group: 1 };
             let gates = of.gates(&Tensor::<3>::ones([1, 1, 1], &device), Impl::Reference);
             assert_eq!(gates.dims(), [1, 2, 1, 4]);
             let slopes = weight.grad(&gates.clone().sum().backward()).unwrap();
@@ -270,6 +282,66 @@ mod tests {
                     error <= 2e-6 * expected_slope + 1e-7 * f64::from(bound.is_some()),
                     "{a} {bound:?}: {slope} {expected_slope}"
                 );
+            }
+        }
+    }
+
+    /// The formula, and its differences: two heads that have gates, each for this many heads of queries.
+    #[test]
+    fn gates_of_each_map_have_the_gradients_of_their_formula() {
+        let rates = vec![0.125, 0.03];
+        let maps = [FeatureGateMap::LogSigmoid { bound: Some(0.86) }, FeatureGateMap::Sigmoid { rates: rates.clone() }];
+        let device = Device::flex().autodiff();
+        let options = (&device, DType::F64);
+        let wave = |count: usize, phase: f64| (0..count).map(|at| (0.7 * at as f64 + phase).sin()).collect::<Vec<_>>();
+        for (map, group, pairs) in maps.iter().flat_map(|map| [(map, 1, false), (map, 3, false), (map, 2, true)]) {
+            let (width, heads) = (if pairs { 2 } else { 4 }, 2 * group);
+            let [rows, weight, bias] = [wave(2 * 5 * 3, 0.1), wave(3 * 2 * width, 0.5), wave(2 * width, 0.9)];
+            let run = |rows: &[f64], weight: &[f64], bias: &[f64]| {
+                let of = |values: &[f64]| Tensor::<1>::from_data(values, options);
+                let (rows, weight, bias) =
+                    (of(rows).require_grad(), of(weight).require_grad(), of(bias).require_grad());
+                let projection = FeatureGateProjection {
+                    weights: vec![weight.clone().reshape([3, 2 * width])],
+                    bias: bias.clone(),
+                    head_dim: 4,
+                    map: map.clone(),
+                    pairs,
+                    group,
+                };
+                let gates = projection.gates(&rows.clone().reshape([2, 5, 3]), Impl::Reference);
+                assert_eq!(gates.dims(), [2, heads, 5, 4]);
+                let up = Tensor::<1>::from_data(wave(2 * heads * 5 * 4, 0.3).as_slice(), options);
+                let loss = (gates.clone().reshape([-1]) * up).sum();
+                let gradients = loss.backward();
+                let numbers = |x: Tensor<1>| x.into_data().iter::<f64>().collect::<Vec<_>>();
+                let slopes = [rows, weight, bias].map(|x| numbers(x.grad(&gradients).expect("an input")));
+                (numbers(loss)[0], slopes, numbers(gates.reshape([-1])))
+            };
+            let (_, slopes, gates) = run(&rows, &weight, &bias);
+            for (at, gate) in gates.iter().enumerate() {
+                let (feature, token, head, row) =
+                    (at % 4 % width, at / 4 % 5, at / 20 % heads / group, at / 20 / heads);
+                let column = head * width + feature;
+                let of_row = (0..3).map(|m| rows[(row * 5 + token) * 3 + m] * weight[m * 2 * width + column]);
+                let a = bias[column] + of_row.sum::<f64>();
+                let expected = match map {
+                    FeatureGateMap::LogSigmoid { .. } => 0.86 * (gate_cumsum::log_sigmoid(a) / 0.86).exp_m1(),
+                    FeatureGateMap::Sigmoid { rates } => -rates[head] / (1.0 + (-a).exp()),
+                };
+                assert!((gate - expected).abs() <= 1e-14, "{map:?} {group} {at}: {gate} {expected}");
+            }
+            let inputs = [rows, weight, bias];
+            for (part, at) in (0..3).flat_map(|part| (0..inputs[part].len()).map(move |at| (part, at))) {
+                let moved = |by: f64| {
+                    let mut moved = inputs.clone();
+                    moved[part][at] += by;
+                    run(&moved[0], &moved[1], &moved[2]).0
+                };
+                let difference = (moved(1e-5) - moved(-1e-5)) / 2e-5;
+                let slope = slopes[part][at];
+                // the square of the step, and roundings over it
+                assert!((slope - difference).abs() <= 1e-8, "{map:?} {group} {part} {at}: {slope} {difference}");
             }
         }
     }

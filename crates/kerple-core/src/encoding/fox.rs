@@ -57,10 +57,10 @@ pub enum FoxGate {
 }
 
 /// The longest memory that can be asked for; further tokens are farther than any sequence is long.
-const LONGEST_SPAN: f64 = 1e9;
+pub(super) const LONGEST_SPAN: f64 = 1e9;
 
 /// Tokens that each of `heads` heads remembers.
-fn memories([first, last]: [f64; 2], heads: usize) -> impl Iterator<Item = f64> {
+pub(super) fn memories([first, last]: [f64; 2], heads: usize) -> impl Iterator<Item = f64> {
     let step = (last / first).ln() / heads.saturating_sub(1).max(1) as f64;
     (0..heads).map(move |head| first * (step * head as f64).exp())
 }

@@ -61,6 +61,8 @@ pub enum Injection {
     FeatureGates {
         /// Whether heads have cumulative gates beside those, which are added to scores.
         scalar: bool,
+        /// Whether queries and keys are rotated by position before.
+        rotates: bool,
     },
     /// Queries and keys, rotated by angles that a layer's own rows set: [`EncodingForm::ContentRotation`].
     ContentRotation {

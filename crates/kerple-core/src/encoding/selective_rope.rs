@@ -26,7 +26,7 @@ use super::randomized::Randomized;
 use super::scaling::plain_rates;
 use super::{EncodingParameter, Geometry, ParameterInit, ParameterShare};
 use crate::encoding::EncodingForm;
-use crate::forms::{AngleIncrements, ContentRotation, FeatureGates};
+use crate::forms::{AngleIncrements, ContentRotation, FeatureGateMap, FeatureGates};
 use serde::{Deserialize, Serialize};
 
 /// Of the released code.
@@ -144,7 +144,14 @@ impl Positional for SelectiveRopeConfig {
     fn form(&self, inputs: &FormInputs) -> EncodingForm {
         let SelectiveRopeConfig { rank, base, bias, gate, decay, scalar_gate } = *self;
         let increments = AngleIncrements::Projected { rank, width: WIDTH, bias, gate };
-        let decay = decay.then_some(FeatureGates { rank: None, bound: None, scalar: scalar_gate, pairs: true });
+        let decay = decay.then(|| FeatureGates {
+            heads: inputs.geometry.heads,
+            rank: None,
+            map: FeatureGateMap::LogSigmoid { bound: None },
+            scalar: scalar_gate,
+            pairs: true,
+            rotary: None,
+        });
         EncodingForm::ContentRotation(ContentRotation {
             rates: plain_rates(base, inputs.geometry.head_dim),
             increments,

@@ -49,7 +49,7 @@ fn of_layer(plan: &Plan, layer: &LayerSettings, length: usize) -> u64 {
     let of_heads = matches!(
         entry,
         Injection::Gates { .. }
-            | Injection::FeatureGates { scalar: true }
+            | Injection::FeatureGates { scalar: true, .. }
             | Injection::ContentRotation { scalar: true, .. }
             | Injection::Householder { gates: true }
     );

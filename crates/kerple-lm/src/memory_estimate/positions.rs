@@ -84,10 +84,11 @@ fn encoding(
             bytes(&[kept, rows.sequences, rows.positions, heads])
         }
         // of every layer, whose rows differ: logits, gates and their gradients; while it is at work cumulative gates and their
-        // gradient, twice as wide
-        Injection::FeatureGates { .. } => {
+        // gradient, twice as wide; and the rotation of positions
+        Injection::FeatureGates { rotates, .. } => {
             let kept = if rows.training { 4 * layers + 4 } else { 6 };
-            bytes(&[kept, rows.sequences, rows.positions, heads, head_dim])
+            let of_gates = bytes(&[kept, rows.sequences, rows.positions, heads, head_dim]);
+            of_gates.saturating_add(if rotates { bytes(&[2, rows.positions, head_dim, sets]) } else { 0 })
         }
         // of every layer, whose rows differ: projected and convolved increments, cosines and sines, and gradients; while it is at work
         // turns and their gradient, twice as wide. Decays as above

@@ -2,7 +2,7 @@
 
 use super::encoding_name::EncodingName;
 use super::groups::{Hardware, SimdChoice, count};
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
 #[derive(Debug, Args)]
@@ -30,8 +30,28 @@ pub struct BenchAttentionArgs {
     /// What it does to queries and keys before is not timed.
     #[arg(long, value_parser = EncodingName, hide_possible_values = true)]
     pub encoding: Option<String>,
+    /// How scores become weights, timed alternately with the softmax.
+    #[arg(long)]
+    pub normalizer: Option<TimedNormalizer>,
+    /// Whether a query's first head masks keys for later queries, or for itself too; timed
+    /// alternately with attention that masks none.
+    #[arg(long)]
+    pub selective_attention: Option<TimedSelective>,
     #[command(flatten)]
     pub hardware: Hardware,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub enum TimedNormalizer {
+    StickBreaking,
+    Softpick,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum TimedSelective {
+    Exclusive,
+    Inclusive,
 }
 
 #[derive(Debug, Args)]

@@ -4,13 +4,14 @@ mod attention;
 mod attention_on_device;
 mod step;
 
-use crate::args::{BenchArgs, BenchAttentionArgs, BenchCommand, BenchStepArgs};
+use crate::args::{BenchArgs, BenchAttentionArgs, BenchCommand, BenchStepArgs, TimedNormalizer, TimedSelective};
 use crate::command_error::{CommandError, CommandResult};
 use crate::timing::model::{TimedDevice, TimedModel};
 use crate::timing::{Timing, TimingDefaults, encoding};
 use attention::{EncodingAttention, TableAttention};
 use attention_on_device::DeviceAttention;
 use kerple_burn::device::DeviceName;
+use kerple_core::forms::{Normalizer, Selective, StickBreaking};
 use step::TimedStep;
 
 /// Checks, times and prints.
@@ -23,17 +24,32 @@ pub fn run(args: &BenchArgs) -> CommandResult {
 
 fn attention(args: &BenchAttentionArgs) -> CommandResult {
     let timing = Timing::new(&args.timing, TimingDefaults { lengths: &[512, 2048], batch: 1, heads: 12 })?;
-    let encoding = args.encoding.as_deref().map(encoding).transpose()?;
+    let normalizer = match args.normalizer {
+        None => Normalizer::Softmax,
+        Some(TimedNormalizer::StickBreaking) => Normalizer::StickBreaking(StickBreaking::default()),
+        Some(TimedNormalizer::Softpick) => Normalizer::Softpick,
+    };
+    let selective = args.selective_attention.map(|kind| match kind {
+        TimedSelective::Exclusive => Selective::Exclusive,
+        TimedSelective::Inclusive => Selective::Inclusive,
+    });
+    let compared = [
+        ("--encoding", args.encoding.is_some()),
+        ("--normalizer", args.normalizer.is_some()),
+        ("--selective-attention", args.selective_attention.is_some()),
+    ];
+    let compared = compared.into_iter().find(|(_, is_given)| *is_given).map(|(option, _)| option);
+    let encoding = args.encoding.as_deref().or(compared.map(|_| "kerple_log")).map(encoding).transpose()?;
     let on_cpu = args.hardware.device == DeviceName::Cpu;
-    if encoding.is_some() && !on_cpu {
+    if let (Some(option), false) = (compared, on_cpu) {
         return Err(CommandError::misuse(
-            format!("--device {}: encodings are compared on the CPU only", args.hardware.device),
-            "omit --encoding: the kernels need the same time for a learned bias of any encoding",
+            format!("--device {}: {option} is timed on the CPU only", args.hardware.device),
+            format!("omit {option}: the kernels need the same time for a learned bias of any encoding"),
         ));
     }
     let device = TimedDevice::open(&args.hardware)?;
     match encoding {
-        Some(encoding) => timing.run(&EncodingAttention(encoding)),
+        Some(encoding) => timing.run(&EncodingAttention { encoding, normalizer, selective }),
         None if on_cpu => timing.run(&TableAttention),
         None => timing.run(&DeviceAttention(device)),
     }

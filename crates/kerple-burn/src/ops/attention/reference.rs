@@ -471,7 +471,7 @@ fn path_bias(PathTensors { queries, keys, slopes }: &PathTensors, pairs: &QueryK
 }
 
 /// Each of G heads repeated for the H / G query heads that read it: `[B, G, K, D]` to `[B, H, K, D]`.
-fn repeat_heads(x: Tensor<4>, heads: usize) -> Tensor<4> {
+pub(in crate::ops) fn repeat_heads(x: Tensor<4>, heads: usize) -> Tensor<4> {
     let [batch, kv_heads, keys, head_dim] = x.dims();
     if kv_heads == heads {
         return x;

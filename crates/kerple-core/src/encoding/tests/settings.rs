@@ -63,6 +63,11 @@ fn unknown_and_ill_typed_keys_are_refused() {
         (r#"{"kind":"bam","beta":[-0.7,1]}"#, "`beta`: -0.7 is out of range"),
         (r#"{"kind":"wall","rank":0}"#, "`rank`: 0 is out of range"),
         (r#"{"kind":"wall","g_max":0}"#, "`g_max`: 0 is out of range, it must be above 0"),
+        (r#"{"kind":"wall","g_max":0.5,"gate":"bounded"}"#, "`g_max`: bounds a logarithm, and gates with `gate"),
+        (r#"{"kind":"wall","spans":[16,64]}"#, "`spans`: is of gates that have a bound"),
+        (r#"{"kind":"wall","gate":"bounded","spans":[15,64]}"#, "`spans`: [15, 64] is out of range"),
+        (r#"{"kind":"wall","base":500}"#, "`base`: is of a rotation, and there is none"),
+        (r#"{"kind":"wall","order":"rope_then_channel_decay","base":0}"#, "`base`: 0 is out of range"),
         (r#"{"kind":"wall","randomized":64}"#, "`randomized`: `wall` cannot be randomized"),
         (r#"{"kind":"selective_rope","rank":0}"#, "`rank`: 0 is out of range"),
         (r#"{"kind":"selective_rope","base":0}"#, "`base`: 0 is out of range"),
@@ -249,7 +254,9 @@ fn variants() -> Vec<Encoding> {
         ("rotary", &[r#""scaling":"yarn""#, r#""scaling":{"kind":"yarn","factor":4}"#, r#""scaling":"ntk""#]),
         ("rotary", &[r#""keep":0.75"#, r#""keep":0.5"#, r#""keep":0.5,"scaling":"yarn""#]),
         ("rotary", &[r#""frequencies":[1,0.1,0]"#, r#""frequencies":[1,0.1,0.01],"width":6"#]),
-        ("wall", &[r#""rank":4"#, r#""g_max":0.86"#, r#""scalar_gate":true"#]),
+        ("wall", &[r#""rank":4"#, r#""g_max":0.86"#, r#""scalar_gate":true"#, r#""gate_heads":"kv""#]),
+        ("wall", &[r#""gate":"bounded""#, r#""gate":"bounded","rank":4"#, r#""gate":"bounded","spans":[16,99.5]"#]),
+        ("wall", &[r#""order":"rope_then_channel_decay""#, r#""order":"rope_then_channel_decay","base":500"#]),
         ("selective_rope", &[r#""rank":4"#, r#""base":500"#, r#""bias":false"#, r#""gate":true"#, r#""decay":true"#]),
         ("selective_rope", &[r#""decay":true,"scalar_gate":true"#]),
         ("rotary_positions", &[r#""base":500"#, r#""step":"softplus""#, r#""step_max":3.5"#, r#""step_min":0.5"#]),
@@ -423,10 +430,12 @@ fn a_form_enters_where_its_method_says() {
                 Injection::ScoreMod { tables: has(table), rotates: rotary.is_some() }
             }
             EncodingForm::Gates(gates) => Injection::Gates { kernel: gates.kernel.is_some() },
-            EncodingForm::FeatureGates(gates) => Injection::FeatureGates { scalar: gates.scalar },
+            EncodingForm::FeatureGates(gates) => {
+                Injection::FeatureGates { scalar: gates.scalar, rotates: gates.rotary.is_some() }
+            }
             EncodingForm::ContentRotation(rotation) => Injection::ContentRotation {
                 decays: rotation.decay.is_some(),
-                scalar: rotation.decay.is_some_and(|decay| decay.scalar),
+                scalar: rotation.decay.as_ref().is_some_and(|decay| decay.scalar),
             },
             EncodingForm::QueryKeyMap(map) => Injection::QueryKeyMap { widens: matches!(map, QueryKeyMap::Polar(_)) },
             EncodingForm::RelativeBias(_) => Injection::RelativeBias,

@@ -15,9 +15,11 @@ use kerple_core::attention::{
     self, AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, PositionGradients, ScoreTable,
     ScoreTransform, Strides, View, ViewMut, naive,
 };
-use kerple_core::encoding::{Encoding, Geometry, Method};
-use kerple_core::encoding::{EncodingForm, ScoreModForm};
-use kerple_core::forms::{ContentRotation, LearnedPositions, PathFeatures, RowProfiles, Sides, Strided};
+use kerple_core::encoding::{Encoding, EncodingForm, Geometry, Injection, Method, ScoreModForm};
+use kerple_core::forms::{
+    ContentRotation, FeatureGateMap, FeatureGates, LearnedPositions, Normalizer, PathFeatures, QueryKeyMap,
+    RowProfiles, Selection, Selective, Sides, Strided,
+};
 use kerple_core::ops::gate_cumsum::{self, GateMap};
 use kerple_core::score_mods::{ScoreModExtent, ScoreModSpec};
 use parts::{TimedHouseholder, TimedKernel, TimedPath, TimedRelative};
@@ -31,7 +33,8 @@ pub const LONGEST_COMPOSED: usize = 2048;
 /// Inputs of one call, and room for what it returns.
 struct TimedAttention {
     dims: AttentionDims,
-    strides: Strides,
+    /// Of queries and keys, and of values.
+    strides: [Strides; 2],
     inputs: [Vec<f32>; 4],
     bias: Option<Vec<f32>>,
     weight: Option<Vec<f32>>,
@@ -47,6 +50,8 @@ struct TimedAttention {
     householder: Option<TimedHouseholder>,
     /// Cumulative gates of features, and room for their gradient.
     decays: Option<[Vec<f64>; 2]>,
+    normalizer: Normalizer,
+    selective: Option<Selective>,
     out: Vec<f32>,
     lse: Vec<f32>,
     d: [Vec<f32>; 3],
@@ -82,7 +87,7 @@ impl TimedAttention {
                 head_dim,
                 value_dim: head_dim,
             },
-            strides: Strides { batch: heads * length * head_dim, head: length * head_dim, row: head_dim },
+            strides: [dense([heads, length, head_dim]); 2],
             inputs: [1, 2, 3, 4].map(|seed| noise(elements, 4 * draw + seed)),
             bias: with.then(|| log_bias(heads, head_dim, length)),
             weight: None,
@@ -94,6 +99,8 @@ impl TimedAttention {
             path: None,
             householder: None,
             decays: None,
+            normalizer: Normalizer::Softmax,
+            selective: None,
             out: vec![0.0; elements],
             lse: vec![0.0; batch * heads * length],
             d: [0, 1, 2].map(|_| vec![0.0; elements]),
@@ -115,8 +122,11 @@ impl TimedAttention {
             EncodingForm::Nothing
             | EncodingForm::Absolute(_)
             | EncodingForm::ContentRotation(ContentRotation { decay: None, .. })
-            | EncodingForm::QueryKeyMap(_)
+            | EncodingForm::QueryKeyMap(QueryKeyMap::Fourier(_))
             | EncodingForm::Code(_) => plain,
+            EncodingForm::QueryKeyMap(QueryKeyMap::Polar(polar)) => {
+                plain.with_head_dim(sizes.head_dim + polar.rates.len(), draw)
+            }
             EncodingForm::Rotary(rotary) => {
                 TimedAttention { feature_decay: rotary.feature_decay(sizes.head_dim), ..plain }
             }
@@ -136,11 +146,22 @@ impl TimedAttention {
                 });
                 TimedAttention { d_clocks: Some(clocks.clone()), clocks: Some(clocks), kernel, ..plain }
             }
-            EncodingForm::FeatureGates(_) | EncodingForm::ContentRotation(_) => {
+            EncodingForm::FeatureGates(FeatureGates { map, .. })
+            | EncodingForm::ContentRotation(ContentRotation { decay: Some(FeatureGates { map, .. }), .. }) => {
                 let TimedSizes { batch, heads, head_dim, .. } = sizes;
-                // logits as normed rows make them with the first weights and biases, about N(8, 1/2)
-                let logits = noise(batch * heads * length * head_dim, 9);
-                let gates: Vec<f64> = logits.iter().map(|a| gate_cumsum::log_sigmoid(8.0 + f64::from(*a))).collect();
+                let of_head = length * head_dim;
+                // as normed rows make them with the first weights and biases: with a bound all are half of what they can be, otherwise
+                // logits are about N(8, 1/2)
+                let gates: Vec<f64> = match map {
+                    FeatureGateMap::LogSigmoid { .. } => {
+                        let logits = noise(batch * heads * of_head, 9);
+                        logits.iter().map(|a| gate_cumsum::log_sigmoid(8.0 + f64::from(*a))).collect()
+                    }
+                    FeatureGateMap::Sigmoid { rates } => {
+                        let of_heads = (0..batch * heads).map(|unit| -0.5 * rates[unit % heads]);
+                        of_heads.flat_map(|gate| std::iter::repeat_n(gate, of_head)).collect()
+                    }
+                };
                 let sums = gate_cumsum::of_features(&gates, [length, head_dim]);
                 TimedAttention { decays: Some([sums.clone(), sums]), ..plain }
             }
@@ -179,6 +200,21 @@ impl TimedAttention {
         }
     }
 
+    /// With so many features of queries and keys.
+    fn with_head_dim(self, head_dim: usize, draw: u32) -> TimedAttention {
+        let AttentionDims { batch, heads, keys, .. } = self.dims;
+        let (elements, [_, _, d_v]) = (batch * heads * keys * head_dim, self.d);
+        let [_, _, values, up] = self.inputs;
+        let [q, k] = [1, 2].map(|seed| noise(elements, 4 * draw + seed));
+        TimedAttention {
+            dims: AttentionDims { head_dim, ..self.dims },
+            strides: [dense([heads, keys, head_dim]), self.strides[1]],
+            inputs: [q, k, values, up],
+            d: [vec![0.0; elements], vec![0.0; elements], d_v],
+            ..self
+        }
+    }
+
     fn run(&mut self, engine: CpuAttention, backward: bool) {
         let TimedAttention {
             dims,
@@ -194,6 +230,8 @@ impl TimedAttention {
             path,
             householder,
             decays,
+            normalizer,
+            selective,
             out,
             lse,
             d,
@@ -208,9 +246,9 @@ impl TimedAttention {
         let (path, d_path) = path.as_mut().map(|of| of.parts(dims)).unzip();
         let sums = clocks.as_deref().map(|values| Strided { values, stride: dims.keys });
         let (householder, d_householder) = householder.as_mut().map(|of| of.parts(dims, sums)).unzip();
-        let strides = *strides;
+        let [of_rows, of_values] = *strides;
         let (decays, d_decays) =
-            decays.as_mut().map(|[sums, d_sums]| (View { data: &sums[..], strides }, d_sums)).unzip();
+            decays.as_mut().map(|[sums, d_sums]| (View { data: &sums[..], strides: of_rows }, d_sums)).unzip();
         let extent = ScoreModExtent { sides: Sides::OneSided, len: dims.keys, scale: default_scale(dims.head_dim) };
         let map = map.as_ref().map(|(map, values)| map.over(values, extent));
         let problem = AttentionProblem {
@@ -237,14 +275,20 @@ impl TimedAttention {
                     })
                 }
             },
-            ..AttentionProblem::causal(*dims, (dims.head_dim as f32).sqrt().recip())
+            normalizer: *normalizer,
+            selection: selective.map(Selection::from),
+            ..AttentionProblem::causal(*dims, (dims.value_dim as f32).sqrt().recip())
         };
-        let [q, k, v, d_out] = inputs.each_ref().map(|data| View { data, strides });
+        let [q, k, v, d_out] = inputs.each_ref().map(|data| &data[..]);
+        let [q, k] = [q, k].map(|data| View { data, strides: of_rows });
+        let [v, d_out] = [v, d_out].map(|data| View { data, strides: of_values });
         let forward = if engine == CpuAttention::Tiled { attention::forward } else { naive::forward };
-        forward(&problem, q, k, v, ViewMut::new(out, strides), lse);
+        forward(&problem, q, k, v, ViewMut::new(out, of_values), lse);
         if backward {
-            let [d_q, d_k, d_v] = d.each_mut().map(|data| ViewMut::new(data, strides));
-            let saved = AttentionSaved { q, k, v, out: View { data: out, strides }, lse, d_out };
+            let [d_q, d_k, d_v] = d.each_mut().map(|data| &mut data[..]);
+            let [d_q, d_k] = [d_q, d_k].map(|data| ViewMut::new(data, of_rows));
+            let d_v = ViewMut::new(d_v, of_values);
+            let saved = AttentionSaved { q, k, v, out: View { data: out, strides: of_values }, lse, d_out };
             let [d_bias, d_weight, d_map] = [d_bias, d_weight, d_map].map(|values| values.as_deref_mut());
             let (d_gate_cumsum, d_positions) = match (d_clocks.as_deref_mut(), d_parameters) {
                 (Some(d_positions), Some(d_parameters)) => {
@@ -298,6 +342,11 @@ impl TimedAttention {
     }
 }
 
+/// Of rows that follow each other, `[B, H, L, D]`.
+fn dense([heads, length, width]: [usize; 3]) -> Strides {
+    Strides { batch: heads * length * width, head: length * width, row: width }
+}
+
 /// Fails unless the tiled engine equals the reference on a problem of these sizes, at a length it can be run at.
 fn check(sizes: TimedSizes) -> CommandResult {
     let length = 193;
@@ -314,10 +363,9 @@ fn check(sizes: TimedSizes) -> CommandResult {
 
 /// Fails unless an encoding's engine equals the reference on two of three inputs: where a hidden unit lies at its kink to
 /// within rounding, either side is right, and a gradient differs by what this one unit brings.
-fn check_encoding(encoding: &Encoding, sizes: TimedSizes) -> CommandResult {
+fn check_encoding(work: &EncodingAttention, sizes: TimedSizes) -> CommandResult {
     let of_draw = |draw| {
-        let (mut ours, mut reference) =
-            (TimedAttention::of(encoding, 193, sizes, draw), TimedAttention::of(encoding, 193, sizes, draw));
+        let (mut ours, mut reference) = (work.timed(193, sizes, draw), work.timed(193, sizes, draw));
         ours.run(CpuAttention::Tiled, true);
         reference.run(CpuAttention::Naive, true);
         // sums of up to 193^2 products, rounded in another order
@@ -336,7 +384,7 @@ fn check_scores(encoding: &Encoding, geometry: &Geometry, length: usize) -> Comm
         EncodingForm::Absolute(_)
         | EncodingForm::Rotary(_)
         | EncodingForm::ContentRotation(ContentRotation { decay: None, .. })
-        | EncodingForm::QueryKeyMap(_) => {
+        | EncodingForm::QueryKeyMap(QueryKeyMap::Fourier(_)) => {
             ("it changes embeddings, queries or keys before the scores, and only scores are timed here", "")
         }
         EncodingForm::Code(_) => (
@@ -444,12 +492,56 @@ impl TimedWork for TableAttention {
     }
 }
 
-/// The scores of an encoding, alternately with KERPLE-log's table.
-pub struct EncodingAttention(pub Encoding);
+/// The scores of an encoding, alternately with KERPLE-log's table under the softmax.
+pub struct EncodingAttention {
+    pub encoding: Encoding,
+    pub normalizer: Normalizer,
+    pub selective: Option<Selective>,
+}
+
+impl EncodingAttention {
+    fn timed(&self, length: usize, sizes: TimedSizes, draw: u32) -> TimedAttention {
+        let EncodingAttention { encoding, normalizer, selective } = self;
+        TimedAttention {
+            normalizer: *normalizer,
+            selective: *selective,
+            ..TimedAttention::of(encoding, length, sizes, draw)
+        }
+    }
+
+    /// What differs from what it is timed alternately with, in a row's column for the bias.
+    fn name(&self) -> &'static str {
+        match self.selective {
+            Some(_) => "selective",
+            None if self.normalizer.is_softmax() => self.encoding.method.kind(),
+            None => self.normalizer.kind(),
+        }
+    }
+
+    /// Fails for scores that the other weights are not defined for.
+    fn check_weights(&self) -> CommandResult {
+        let option = match (self.normalizer.is_softmax(), self.selective) {
+            (true, None) => return Ok(()),
+            (false, None) => "--normalizer",
+            (true, Some(_)) => "--selective-attention",
+            (false, Some(_)) => {
+                let message = "--selective-attention: it masks keys of the softmax".to_owned();
+                return Err(CommandError::misuse(message, "omit it or --normalizer"));
+            }
+        };
+        if let Injection::Nowhere | Injection::Scores(_) = self.encoding.entry() {
+            return Ok(());
+        }
+        let message = format!("{option}: timed with a bias by distance only, not with {}", self.encoding.label());
+        let hint = "use --encoding kerple_log; `kerple bench step --set` times models with other encodings";
+        Err(CommandError::misuse(message, hint))
+    }
+}
 
 impl TimedWork for EncodingAttention {
     fn check_length(&self, length: usize, sizes: TimedSizes) -> CommandResult {
-        let EncodingAttention(encoding) = self;
+        let EncodingAttention { encoding, .. } = self;
+        self.check_weights()?;
         let geometry = Geometry::new(sizes.heads, sizes.head_dim, length);
         encoding
             .check(&geometry)
@@ -467,11 +559,9 @@ impl TimedWork for EncodingAttention {
     }
 
     fn time(&self, length: usize, sizes: TimedSizes, report: &mut dyn FnMut(Measurement)) -> CommandResult {
-        let EncodingAttention(encoding) = self;
-        check_encoding(encoding, sizes)?;
+        check_encoding(self, sizes)?;
         for backward in [false, true] {
-            let (mut plain, mut own) =
-                (TimedAttention::new(length, sizes, "learned", 0), TimedAttention::of(encoding, length, sizes, 0));
+            let (mut plain, mut own) = (TimedAttention::new(length, sizes, "learned", 0), self.timed(length, sizes, 0));
             let mut all = [Vec::new(), Vec::new()];
             for repeat in 0..=sizes.repeats.max(1) {
                 for (task, all) in [&mut plain, &mut own].into_iter().zip(&mut all) {
@@ -481,7 +571,7 @@ impl TimedWork for EncodingAttention {
                     all.extend((repeat > 0).then(|| clock.elapsed().as_secs_f64() * 1e3));
                 }
             }
-            let tasks = [("tiled", "learned", &mut plain), ("fused", encoding.method.kind(), &mut own)];
+            let tasks = [("tiled", "learned", &mut plain), ("fused", self.name(), &mut own)];
             for ((engine, bias, task), mut all) in tasks.into_iter().zip(all) {
                 all.sort_by(f64::total_cmp);
                 let mut row =
