@@ -47,7 +47,7 @@ struct ExperimentFile {
 }
 
 /// Every experiment file, by paper and scale.
-const FILES: [ExperimentFile; 27] = [
+const FILES: [ExperimentFile; 28] = [
     ExperimentFile { paper: "arena", scale: "small", text: include_str!("../experiments/arena-small.toml") },
     ExperimentFile { paper: "borders", scale: "small", text: include_str!("../experiments/borders-small.toml") },
     ExperimentFile { paper: "budget", scale: "small", text: include_str!("../experiments/budget-small.toml") },
@@ -58,6 +58,7 @@ const FILES: [ExperimentFile; 27] = [
     ExperimentFile { paper: "decay", scale: "small", text: include_str!("../experiments/decay-small.toml") },
     ExperimentFile { paper: "documents", scale: "small", text: include_str!("../experiments/documents-small.toml") },
     ExperimentFile { paper: "draws", scale: "small", text: include_str!("../experiments/draws-small.toml") },
+    ExperimentFile { paper: "equal", scale: "small", text: include_str!("../experiments/equal-small.toml") },
     ExperimentFile { paper: "induction", scale: "small", text: include_str!("../experiments/induction-small.toml") },
     ExperimentFile { paper: "kerple", scale: "smoke", text: include_str!("../experiments/kerple-smoke.toml") },
     ExperimentFile { paper: "kerple", scale: "small", text: include_str!("../experiments/kerple-small.toml") },

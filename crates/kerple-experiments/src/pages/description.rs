@@ -25,6 +25,7 @@ const DESCRIPTIONS: &[(&[&str], &str)] = &[
             "decay",
             "documents",
             "draws",
+            "equal",
             "induction",
             "languages",
             "length",

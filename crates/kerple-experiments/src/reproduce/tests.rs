@@ -2,6 +2,7 @@ mod key_tokens;
 
 use super::*;
 use kerple_burn::plan::{FeatureKind, InitKind};
+use kerple_core::encoding::Encoding;
 use kerple_data::tasks::TaskConfig;
 use kerple_lm::config::Pooling;
 use kerple_lm::evaluate;
@@ -151,6 +152,23 @@ fn the_arms_of_reach_are_alike_as_its_head_says() {
     let planned = planned(&experiment, &[]);
     let seeds: BTreeSet<u64> = planned.iter().map(|planned| planned.run.seed).collect();
     assert_eq!((planned.len(), seeds), (132, (6001..=6006).collect()));
+}
+
+/// The head of the file tells how many parameters arms that are alike have.
+#[test]
+fn the_arms_of_equal_have_the_parameters_that_its_head_says() {
+    let experiment = Experiment::parse(experiment_file("equal", "small").unwrap(), "small").unwrap();
+    let of_part = |part: &PartConfig| {
+        let config = experiment.config(&part.set, &experiment.corpora[0], DataConfig::text("nowhere")).unwrap();
+        let plan = |encoding: &Encoding| {
+            let config = RunConfig { encoding: encoding.clone(), ..config.clone() };
+            Plan::new(&config, facts(1024)).unwrap().parameters
+        };
+        (config.train.steps, part.encodings.iter().map(plan).collect::<Vec<_>>())
+    };
+    let arms: Vec<_> = experiment.parts.iter().map(of_part).collect();
+    assert_eq!(arms, [(1600, vec![679_424, 658_952]), (1600, vec![679_512]), (1880, vec![658_952])]);
+    assert_eq!(planned(&experiment, &[]).len(), 72);
 }
 
 #[test]
