@@ -47,6 +47,12 @@ impl AttentionDropout {
         AttentionDropout { origin: [rows + row, queries + query, keys + key], ..self }
     }
 
+    /// The same for the query heads of one key head alone, of so many key heads.
+    pub(super) fn of_kv_head(self, kv_head: usize, kv_heads: usize) -> AttentionDropout {
+        let [row, query, key] = self.origin;
+        AttentionDropout { origin: [row * kv_heads + kv_head, query, key], ..self }
+    }
+
     /// The least upper 31 bits of a word that keep its weight.
     fn bound(&self) -> u32 {
         ((self.rate * f64::from(1u32 << 31)).round() as u32).min((1 << 31) - 1)

@@ -182,6 +182,27 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
         AttentionProblem { dims, lengths, documents: None, intervals, dropout, selection, scores, ..*self }
     }
 
+    /// The problem of the query heads of one key head alone, of one sequence with a bias over paths, which mixes no heads. Its views
+    /// start at these heads.
+    pub(super) fn of_kv_head(&self, kv_head: usize) -> AttentionProblem<'a, T> {
+        let AttentionDims { heads, kv_heads, .. } = self.dims;
+        let (group, first) = (heads / kv_heads, kv_head * (heads / kv_heads));
+        let path = self.path().expect("only a bias over paths is computed head by head");
+        let path = PathBias {
+            queries: path.queries.starting_at_head(first),
+            keys: path.keys.starting_at_head(first),
+            slopes: &path.slopes[first..first + group],
+            ..path
+        };
+        AttentionProblem {
+            dims: AttentionDims { heads: group, kv_heads: 1, ..self.dims },
+            scores: ScoreTransform::Path(path),
+            sinks: self.sinks.map(|sinks| &sinks[first..first + group]),
+            dropout: self.dropout.map(|dropout| dropout.of_kv_head(kv_head, kv_heads)),
+            ..*self
+        }
+    }
+
     /// A problem as large as the largest document: what tables and scratch are made for.
     pub(super) fn largest(&self) -> AttentionProblem<'a, T> {
         let Some(documents) = self.documents else { return *self };

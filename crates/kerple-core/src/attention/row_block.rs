@@ -29,7 +29,7 @@
 //! Selective attention ([`Selection`](crate::forms::Selection)) takes scores of the first head off those of all, so here tables by
 //! distance are a score modification too. Its blocks follow one another in the order of queries, see `selection`.
 //!
-//! A bias of paths mixes no heads, but it sums from the query leftwards, in both directions of the pass. Here a block goes
+//! A bias of paths mixes no heads, so here the query heads of each key head are an item of work, but it sums from the query leftwards, in both directions of the pass. Here a block goes
 //! through its tiles in that order and passes on one number per row; `tiled` goes backwards with keys outside, so that no row's tiles follow
 //! one another.
 
@@ -236,9 +236,29 @@ impl<'a, T: Number> RowBlockInputs<'a, T> {
         RowBlockInputs { problem: self.problem.alone(number), q: self.q.starting_at(row, first_query), k, v, ..*self }
     }
 
-    /// Inputs as large as those of the largest document, for scratch.
+    /// Groups of heads that are computed apart, so that the scores of a block stay in the cache: a bias of paths mixes no heads.
+    fn units(&self) -> usize {
+        if self.problem.path().is_some() { self.problem.dims.kv_heads } else { 1 }
+    }
+
+    /// The inputs of one of the [`RowBlockInputs::units`], of a segment.
+    fn unit(&self, unit: usize) -> RowBlockInputs<'a, T> {
+        if self.units() == 1 {
+            return *self;
+        }
+        let first = self.head_of_unit(unit);
+        let (q, [k, v]) = (self.q.starting_at_head(first), [self.k, self.v].map(|view| view.starting_at_head(unit)));
+        RowBlockInputs { problem: self.problem.of_kv_head(unit), q, k, v, ..*self }
+    }
+
+    /// The first query head of a unit.
+    fn head_of_unit(&self, unit: usize) -> usize {
+        unit * (self.problem.dims.heads / self.units())
+    }
+
+    /// Inputs as large as a unit of the largest document, for scratch.
     fn largest(&self) -> RowBlockInputs<'a, T> {
-        RowBlockInputs { problem: self.problem.largest(), ..*self }
+        RowBlockInputs { problem: self.problem.largest(), ..*self }.unit(0)
     }
 
     fn tiles<L: Lanes<Number = T>>(&self) -> RowBlockScratch<T> {
@@ -340,17 +360,8 @@ impl<'a, T: Number> RowBlockInputs<'a, T> {
     fn rows_that_see(&self, place: &RowBlockTile, first: usize, count: usize) -> Range<usize> {
         let visible = |row: usize| self.problem.visible(0, place.first_query + row);
         let first = place.first_key + first;
-        // the first row of which something holds that holds from some row on
-        let from = |holds: &dyn Fn(usize) -> bool| {
-            let (mut low, mut high) = (0, place.rows);
-            while low < high {
-                let middle = (low + high) / 2;
-                if holds(middle) { high = middle } else { low = middle + 1 }
-            }
-            low
-        };
-        let start = from(&|row| visible(row).end > first);
-        start..from(&|row| visible(row).start >= first + count).max(start)
+        let start = first_row(place.rows, |row| visible(row).end > first);
+        start..first_row(place.rows, |row| visible(row).start >= first + count).max(start)
     }
 
     /// Fills what the rows do not see.
@@ -558,6 +569,16 @@ struct WeightedSum<'a, T> {
     rescale: Option<&'a [T]>,
     /// `[H, rows, width]`
     out: &'a mut [T],
+}
+
+/// The first of so many rows of which something holds that holds from some row on.
+fn first_row(rows: usize, holds: impl Fn(usize) -> bool) -> usize {
+    let (mut low, mut high) = (0, rows);
+    while low < high {
+        let middle = (low + high) / 2;
+        if holds(middle) { high = middle } else { low = middle + 1 }
+    }
+    low
 }
 
 /// Key head, first key and number of keys of each tile.

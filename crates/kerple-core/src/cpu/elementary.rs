@@ -88,6 +88,19 @@ pub(crate) fn log_1p(x: f32) -> f32 {
     log(sum) + (x - (sum - 1.0)) / sum
 }
 
+/// `ln(1 + x)` and `1 / (1 + x)` of `x` from 0 to 1, by one division. The logarithm is `2 artanh(s)` with `s = x / (2 + x)`, of which
+/// `(artanh(s) / s - 1) / s^2` is a polynomial in `s^2`, good to 1.6e-8 of the whole.
+#[inline(always)]
+pub(crate) fn log_1p_and_reciprocal(x: f32) -> (f32, f32) {
+    const ARTANH: [f32; 4] = [0.333_333_2, 0.200_038_36, 0.141_169_79, 0.134_337_74];
+    let (one, two) = (1.0 + x, 2.0 + x);
+    let inverse = 1.0 / (one * two);
+    let s = x * one * inverse;
+    let z = s * s;
+    let twice = s + s;
+    (f32::mul_add(twice * z, polynomial(z, ARTANH), twice), two * inverse)
+}
+
 /// The standard normal distribution and its density.
 ///
 /// The upper tail is `e^(-t^2/2)` times a slowly falling function of `t = |x|`, a polynomial in `1 / (1 + 0.35 t)`.
@@ -210,7 +223,17 @@ mod tests {
             let ratio = worst(&inputs, &log_1p.collect::<Vec<_>>(), f64::ln_1p, bound);
             assert!(ratio <= 1.0, "log_1p {from}: {ratio}");
         }
+        let inputs: Vec<f32> =
+            [(0.0, 1e-6), (0.0, 0.1), (0.0, 1.0)].iter().flat_map(|(a, b)| grid(*a, *b)).chain([1.0]).collect();
+        let (log_1p, reciprocal): (Vec<f32>, Vec<f32>) =
+            inputs.iter().map(|x| Number::log_1p_and_reciprocal(*x)).unzip();
+        let bound = |_, value: f64| 3.5e-7 * value + f64::MIN_POSITIVE;
+        for (got, want) in [(log_1p, f64::ln_1p as fn(f64) -> f64), (reciprocal, |x| 1.0 / (1.0 + x))] {
+            let ratio = worst(&inputs, &got, want, bound);
+            assert!(ratio <= 1.0, "of numbers up to 1: {ratio}");
+        }
         assert!(Number::log(f32::NAN).is_nan() && Number::log_1p(f32::NAN).is_nan());
+        assert!(Number::log_1p_and_reciprocal(f32::NAN).0.is_nan());
         assert!(Number::log_1p(0.0f32) == 0.0 && (Number::log(0.0f32) + 88.03).abs() < 1e-2);
     }
 

@@ -120,7 +120,16 @@ impl<'a, T> View<'a, T> {
 
     /// The view that starts at this row of its first head.
     pub(crate) fn starting_at(&self, batch: usize, row: usize) -> View<'a, T> {
-        let start = self.strides.at(batch, 0, row).min(self.data.len());
+        self.starting_with(batch, 0, row)
+    }
+
+    /// The view that starts at this head.
+    pub(crate) fn starting_at_head(&self, head: usize) -> View<'a, T> {
+        self.starting_with(0, head, 0)
+    }
+
+    fn starting_with(&self, batch: usize, head: usize, row: usize) -> View<'a, T> {
+        let start = self.strides.at(batch, head, row).min(self.data.len());
         View { data: &self.data[start..], strides: self.strides }
     }
 
@@ -194,7 +203,16 @@ impl<'a, T> ViewMut<'a, T> {
 
     /// The view that starts at this row of its first head, of the same elements.
     pub(crate) fn starting_at(&self, batch: usize, row: usize) -> ViewMut<'_, T> {
-        let start = self.strides.at(batch, 0, row).min(self.len);
+        self.starting_with(batch, 0, row)
+    }
+
+    /// The view that starts at this head, of the same elements.
+    pub(crate) fn starting_at_head(&self, head: usize) -> ViewMut<'_, T> {
+        self.starting_with(0, head, 0)
+    }
+
+    fn starting_with(&self, batch: usize, head: usize, row: usize) -> ViewMut<'_, T> {
+        let start = self.strides.at(batch, head, row).min(self.len);
         // SAFETY: `start <= len`.
         ViewMut { start: unsafe { self.start.add(start) }, len: self.len - start, ..*self }
     }

@@ -48,11 +48,12 @@ struct RowBlockBackwardSegments<'a, L: Lanes> {
     order: BlockOrder,
 }
 
-/// One segment of a call.
+/// One segment of a call, or a unit of its heads.
 struct RowBlockBackwardCall<'a, L: Lanes> {
     lanes: L,
     all: &'a RowBlockBackwardSegments<'a, L>,
     number: usize,
+    unit: usize,
     inputs: RowBlockInputs<'a, L::Number>,
     saved: AttentionSaved<'a, L::Number>,
     lse: View<'a, L::Number>,
@@ -202,13 +203,14 @@ impl<L: Lanes> RowBlockBackwardSegments<'_, L> {
     fn blocks(&self, segments: Range<usize>, map_sums: ViewMut<L::Number>) {
         let (first, problem) = (segments.start, &self.inputs.problem);
         let count = |segment: &DocumentSegment| segment.queries.div_ceil(self.inputs.rows());
-        let blocks = SegmentBlocks::of(problem, segments, 1, count);
+        let blocks = SegmentBlocks::of(problem, segments, self.inputs.units(), count);
         let scratch = || self.scratch();
         workers::for_each(blocks.items(), scratch, |scratch, item| {
             let of_selection = self.selection.as_ref().map(|both| both.each_ref().map(PassedOn::guard));
             let _guards = (self.turns.guard(), self.map_turns.guard(), of_selection);
-            let SegmentBlock { segment, block, .. } = blocks.consecutive(item);
+            let SegmentBlock { segment, head: unit, block } = blocks.consecutive(item);
             let call = self.alone(segment, map_sums.starting_at(segment - first, 0));
+            let call = call.unit(unit);
             let place = call.inputs.place::<L>(self.order.block(block, call.inputs.blocks()));
             call.block(scratch, &place, block);
         });
@@ -223,6 +225,7 @@ impl<L: Lanes> RowBlockBackwardSegments<'_, L> {
             lanes: self.lanes,
             all: self,
             number,
+            unit: 0,
             inputs,
             saved: AttentionSaved { q: inputs.q, k: inputs.k, v: inputs.v, out, lse: self.saved.lse, d_out },
             lse: self.lse.starting_at(row, first_query),
@@ -255,15 +258,15 @@ impl<L: Lanes> RowBlockBackwardSegments<'_, L> {
     }
 
     fn scratch(&self) -> RowBlockBackwardScratch<L::Number> {
-        let AttentionDims { heads, head_dim, .. } = self.inputs.problem.dims;
-        let (tiles, rows) = (self.inputs.tiles::<L>(), heads * self.inputs.rows());
-        let [d_out, d_q] = [(); 2].map(|()| workers::scratch(rows * tiles.width));
         let largest = self.inputs.largest();
+        let AttentionDims { heads, head_dim, .. } = largest.problem.dims;
+        let (tiles, rows) = (largest.tiles::<L>(), heads * largest.rows());
+        let [d_out, d_q] = [(); 2].map(|()| workers::scratch(rows * tiles.width));
         let [scores, weights, d_scores] = [(); 3].map(|()| largest.scores::<L>());
         let (d_q_of_map, map_sums) = (workers::scratch(rows * head_dim), workers::scratch(self.map_sums()));
         let [delta, lse] = [(); 2].map(|()| workers::scratch(rows));
         let dropout = DropoutFactors::new(&self.inputs.problem, scores.len());
-        let path = PathBackwardScratch::new::<L>(&self.inputs);
+        let path = PathBackwardScratch::new::<L>(&largest);
         RowBlockBackwardScratch {
             tiles,
             d_out,
@@ -283,6 +286,28 @@ impl<L: Lanes> RowBlockBackwardSegments<'_, L> {
 }
 
 impl<L: Lanes> RowBlockBackwardCall<'_, L> {
+    /// The call of one unit of its heads.
+    fn unit(&self, unit: usize) -> RowBlockBackwardCall<'_, L> {
+        let first = self.inputs.head_of_unit(unit);
+        let inputs = self.inputs.unit(unit);
+        let [out, d_out] = [self.saved.out, self.saved.d_out].map(|view| view.starting_at_head(first));
+        RowBlockBackwardCall {
+            unit,
+            inputs,
+            saved: AttentionSaved { q: inputs.q, k: inputs.k, v: inputs.v, out, lse: self.saved.lse, d_out },
+            lse: self.lse.starting_at_head(first),
+            d_q: self.d_q.starting_at_head(first),
+            d_k: self.d_k.starting_at_head(unit),
+            d_v: self.d_v.starting_at_head(unit),
+            d_path: self.d_path.as_ref().map(|PathGradients { d_queries, d_keys }| PathGradients {
+                d_queries: d_queries.starting_at_head(first),
+                d_keys: d_keys.starting_at_head(first),
+            }),
+            map_sums: self.map_sums.starting_at_head(0),
+            ..*self
+        }
+    }
+
     fn block(&self, scratch: &mut RowBlockBackwardScratch<L::Number>, place: &RowBlockTile, block: usize) {
         scratch.d_q_of_map.fill(L::Number::ZERO);
         scratch.d_q.fill(L::Number::ZERO);
@@ -303,11 +328,13 @@ impl<L: Lanes> RowBlockBackwardCall<'_, L> {
         if let (Some(path), Some(d_path)) = (&scratch.path, &self.d_path) {
             path.store_d_queries(self.lanes, inputs, place, &d_path.d_queries);
         }
-        self.all.map_turns.take(self.number, block, || {
-            // SAFETY: the row is `[S]`, and it is this item's turn to write it.
-            let to = unsafe { self.map_sums.row(0, 0, 0, scratch.map_sums.len()) };
-            self.lanes.run(AddRow { to, from: &scratch.map_sums });
-        });
+        if inputs.map().is_some() {
+            self.all.map_turns.take(self.number, block, || {
+                // SAFETY: the row is `[S]`, and it is this item's turn to write it.
+                let to = unsafe { self.map_sums.row(0, 0, 0, scratch.map_sums.len()) };
+                self.lanes.run(AddRow { to, from: &scratch.map_sums });
+            });
+        }
     }
 
     /// `d_out.out` and the log of the sum of exponentials of every row.
@@ -345,7 +372,7 @@ impl<L: Lanes> RowBlockBackwardCall<'_, L> {
         let sum = WeightedSum { weights: d_scores, keys: self.inputs.k, keys_copied, rescale: None, out: d_q };
         self.inputs.add_weighted(self.lanes, place, sum);
         for kv_head in 0..kv_heads {
-            let sum = self.all.tiles[self.number] + kv_head * self.inputs.spans() + tile;
+            let sum = self.all.tiles[self.number] + (self.unit + kv_head) * self.inputs.spans() + tile;
             self.all.turns.take(sum, block, || {
                 self.add_d_k_and_d_v(scratch, place, kv_head);
                 self.add_path_keys(scratch, place, kv_head);

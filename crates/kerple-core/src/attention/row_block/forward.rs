@@ -44,10 +44,10 @@ impl<T: Number> SimdKernel<T> for RowBlockForward<'_, T> {
         let AttentionDims { heads, queries, .. } = inputs.problem.dims;
         let lse = ViewMut::new(lse, Strides { batch: heads * queries, head: queries, row: 1 });
         let (problem, largest) = (&inputs.problem, inputs.largest());
-        let blocks = SegmentBlocks::new(problem, 1, |segment| segment.queries.div_ceil(inputs.rows()));
+        let blocks = SegmentBlocks::new(problem, inputs.units(), |segment| segment.queries.div_ceil(inputs.rows()));
         let scratch = || {
-            let tiles = inputs.tiles::<L>();
-            let rows = heads * inputs.rows();
+            let tiles = largest.tiles::<L>();
+            let rows = largest.problem.dims.heads * inputs.rows();
             let out = workers::scratch(rows * tiles.width);
             let [row_max, row_sum, rescale] = [(); 3].map(|()| workers::scratch(rows));
             let scores = largest.scores::<L>();
@@ -60,11 +60,13 @@ impl<T: Number> SimdKernel<T> for RowBlockForward<'_, T> {
         let passed_on = sums.as_mut().map(|sums| PassedOn::new::<L>(&inputs, order, sums));
         workers::for_each(blocks.items(), scratch, |scratch, item| {
             let _guard = passed_on.as_ref().map(PassedOn::guard);
-            let SegmentBlock { segment, block, .. } =
+            let SegmentBlock { segment, head: unit, block } =
                 if passed_on.is_some() { blocks.consecutive(item) } else { blocks.independent(item) };
             let DocumentSegment { row, first_query, .. } = problem.segment(segment);
             let [out, lse] = [&out, &lse].map(|view| view.starting_at(row, first_query));
-            let inputs = inputs.alone(segment);
+            let [out, lse] = [&out, &lse].map(|view| view.starting_at_head(inputs.head_of_unit(unit)));
+            let inputs = inputs.alone(segment).unit(unit);
+            let heads = inputs.problem.dims.heads;
             let place = inputs.place::<L>(block);
             scratch.out.fill(T::ZERO);
             for head in 0..heads {

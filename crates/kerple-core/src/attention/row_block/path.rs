@@ -9,30 +9,31 @@
 //!            left -= sum of dz                  d_p += d_a r        d_r += d_a^T p        d_a = d_e slope sigmoid(-a) / E
 //! ```
 //!
-//! Sums begin at the query, so near keys, which have the most weight, have the smallest rounding. The total of a row minus the sum up to
+//! Edges are `[keys, rows]`, so that the sums of neighbouring rows are one vector. Sums begin at the query, so near keys, which have the most weight, have the smallest rounding. The total of a row minus the sum up to
 //! a key would round every bias as it does the farthest. What is passed on from tile to tile is in f64.
 
-use super::{KEYS, RowBlockInputs, RowBlockTile};
+use super::{KEYS, RowBlockInputs, RowBlockTile, first_row};
 use crate::Number;
 use crate::attention::{AttentionDims, PathBias, ViewMut};
 use crate::cpu::lanes::{Lanes, SimdKernel};
 use crate::tiles::microkernel::StoreMode;
 use crate::tiles::product::{SmallGemm, StridedMatrix};
-use crate::tiles::rows::{AddRow, CopyRows, ScaleRow, Transpose};
+use crate::tiles::rows::{AddRow, CopyRows, Dots, ScaleRow, Transpose};
 use crate::tiles::workers;
-use std::array::from_fn;
 
-/// Rows that are summed side by side: a sum waits for the one before it.
-const ROWS_AT_ONCE: usize = 8;
+/// Rows that are summed side by side, enough vectors that none waits for the one before it.
+const ROWS_AT_ONCE: usize = 32;
 
 /// What a block keeps of a path from tile to tile, and room for a tile.
 pub(super) struct PathScratch<T> {
     /// `p / E`, `[H, rows, width]`
     queries: Vec<T>,
-    /// `[E, KEYS]`
-    keys_transposed: Vec<T>,
-    /// Of one head, `[rows, columns]`.
+    /// The same, `[H, E, row lanes]`.
+    queries_transposed: Vec<T>,
+    /// Of one head, `[keys, row lanes]`.
     edges: Vec<T>,
+    /// Their sums, likewise.
+    sums: Vec<T>,
     /// The edges between each query and the tile, `[H, rows]`.
     passed: Vec<f64>,
     /// E rounded up to whole vectors.
@@ -41,8 +42,10 @@ pub(super) struct PathScratch<T> {
 
 /// The same for the backward.
 pub(super) struct PathBackwardScratch<T> {
-    /// Derivatives of the edges of a tile in `a`, then the gradient in `a`, `[H, rows, columns]`.
+    /// Derivatives of the edges of a tile in `a`, then the gradient in `a`, `[H, keys, row lanes]`.
     d_products: Vec<T>,
+    /// The gradient in the scores of one head, `[keys, row lanes]`.
+    d_scores: Vec<T>,
     /// The gradient in the scores of all keys to the left of the tile, `[H, rows]`.
     left: Vec<f64>,
     /// `[H, rows, width]`
@@ -58,8 +61,9 @@ impl<T: Number> PathScratch<T> {
         let heads = inputs.problem.dims.heads;
         Some(PathScratch {
             queries: workers::scratch(heads * rows * width),
-            keys_transposed: workers::scratch(features * KEYS),
-            edges: workers::scratch(rows * KEYS),
+            queries_transposed: workers::scratch(heads * features * row_lanes::<L>(rows)),
+            edges: workers::scratch(KEYS * row_lanes::<L>(rows)),
+            sums: workers::scratch(KEYS * row_lanes::<L>(rows)),
             passed: vec![0.0; heads * rows],
             width,
         })
@@ -70,10 +74,13 @@ impl<T: Number> PathScratch<T> {
         let Some(PathBias { queries, width: features, .. }) = inputs.problem.path() else { return };
         self.passed.fill(0.0);
         let (rows, factor) = (place.rows, T::from_f64((features as f64).recip()));
+        let (head_dim, width) = (features, row_lanes::<L>(rows));
         for head in 0..inputs.problem.dims.heads {
             let (from, stride) = (queries.rows_from(0, head, place.first_query), queries.strides.row);
             let to = &mut self.queries[head * rows * self.width..];
-            lanes.run(CopyRows { from, stride, rows, head_dim: features, factor, to, width: self.width });
+            lanes.run(CopyRows { from, stride, rows, head_dim, factor, to, width: self.width });
+            let to = &mut self.queries_transposed[head * features * width..];
+            lanes.run(Transpose { from, stride, rows, head_dim, factor, to, width });
         }
     }
 
@@ -87,53 +94,61 @@ impl<T: Number> PathScratch<T> {
         mut derivatives: Option<&mut PathBackwardScratch<T>>,
     ) {
         let Some(PathBias { keys, width: features, slopes, .. }) = inputs.problem.path() else { return };
-        let RowBlockTile { rows, columns, .. } = *place;
-        let size = rows * columns;
-        for (head, scores) in scores.chunks_exact_mut(size).enumerate() {
-            lanes.run(Transpose {
-                from: keys.rows_from(0, head, place.first_key),
-                stride: keys.strides.row,
-                rows: place.keys,
-                head_dim: features,
-                factor: T::ONE,
-                to: &mut self.keys_transposed,
-                width: KEYS,
-            });
+        let RowBlockTile { rows, columns, keys: tile_keys, .. } = *place;
+        let width = row_lanes::<L>(rows);
+        let size = tile_keys * width;
+        for (head, scores) in scores.chunks_exact_mut(rows * columns).enumerate() {
             let edges = &mut self.edges[..size];
-            lanes.run(SmallGemm {
-                rows,
-                inner: features,
-                columns,
-                a: StridedMatrix::row_major(&self.queries[head * rows * self.width..], self.width),
-                b: &self.keys_transposed,
-                b_stride: KEYS,
-                c: edges,
-                c_stride: columns,
-                store: StoreMode::Overwrite,
-            });
+            let (r, stride) = (keys.rows_from(0, head, place.first_key), keys.strides.row);
+            if width == 1 {
+                lanes.run(Dots { q: &self.queries[head * self.width..][..features], k: r, stride, to: edges });
+            } else {
+                lanes.run(SmallGemm {
+                    rows: tile_keys,
+                    inner: features,
+                    columns: width,
+                    a: StridedMatrix::row_major(r, stride),
+                    b: &self.queries_transposed[head * features * width..],
+                    b_stride: width,
+                    c: edges,
+                    c_stride: width,
+                    store: StoreMode::Overwrite,
+                });
+            }
             let derivatives = derivatives.as_mut().map(|of| &mut of.d_products[head * size..][..size]);
             let slope = T::from_f64(slopes[head]);
             lanes.run(Edges { products: edges, derivatives, slope });
-            for (row, edges) in edges.chunks_exact_mut(columns).enumerate() {
-                edges[keys_up_to_query(inputs, place, row)..].fill(T::ZERO);
+            for (key, edges) in edges.chunks_exact_mut(width).enumerate() {
+                edges[..rows_before_key(inputs, place, key)].fill(T::ZERO);
             }
-            lanes.run(AddLaterEdges { scores, edges, columns, passed: &mut self.passed[head * rows..][..rows] });
+            let (sums, passed) = (&mut self.sums[..size], &mut self.passed[head * rows..][..rows]);
+            lanes.run(SumsOfLaterEdges { edges, sums, width, passed });
+            let (factor, stride, to) = (T::ONE, width, &mut self.edges[..rows * columns]);
+            lanes.run(Transpose { from: sums, stride, rows: tile_keys, head_dim: rows, factor, to, width: columns });
+            lanes.run(AddRow { to: scores, from: &self.edges });
         }
     }
 }
 
-/// The columns of a tile up to the row's own position, whether the row sees them or not.
-fn keys_up_to_query<T: Number>(inputs: &RowBlockInputs<T>, place: &RowBlockTile, row: usize) -> usize {
-    let position = inputs.problem.dims.position(place.first_query + row);
-    (position + 1 - place.first_key as isize).clamp(0, place.keys as isize).cast_unsigned()
+/// Rows that are handled side by side: those of a block, rounded up to whole vectors; or one.
+fn row_lanes<L: Lanes>(rows: usize) -> usize {
+    if rows == 1 { 1 } else { rows.next_multiple_of(L::COUNT) }
+}
+
+/// The first rows of a block, those whose own position is before this key of the tile.
+fn rows_before_key<T: Number>(inputs: &RowBlockInputs<T>, place: &RowBlockTile, key: usize) -> usize {
+    let before = (place.first_key + key) as isize - inputs.problem.dims.position(place.first_query);
+    before.clamp(0, place.rows as isize).cast_unsigned()
 }
 
 impl<T: Number> PathBackwardScratch<T> {
     pub(super) fn new<L: Lanes<Number = T>>(inputs: &RowBlockInputs<T>) -> Option<PathBackwardScratch<T>> {
         let PathBias { width: features, .. } = inputs.problem.path()?;
-        let (rows, width) = (inputs.problem.dims.heads * inputs.rows(), features.next_multiple_of(L::COUNT));
-        let [d_products, d_queries, keys] = [rows * KEYS, rows * width, KEYS * width].map(workers::scratch);
-        Some(PathBackwardScratch { d_products, left: vec![0.0; rows], d_queries, keys })
+        let (heads, width) = (inputs.problem.dims.heads, features.next_multiple_of(L::COUNT));
+        let (rows, of_tile) = (heads * inputs.rows(), KEYS * row_lanes::<L>(inputs.rows()));
+        let [d_products, d_scores, d_queries, keys] =
+            [heads * of_tile, of_tile, rows * width, KEYS * width].map(workers::scratch);
+        Some(PathBackwardScratch { d_products, d_scores, left: vec![0.0; rows], d_queries, keys })
     }
 
     /// Begins a block, given `d_out.out` and the log-sum-exp of a row: the gradients in its scores sum up to those that the sink
@@ -157,16 +172,23 @@ impl<T: Number> PathBackwardScratch<T> {
     ) {
         let Some(PathBias { keys, width: features, .. }) = inputs.problem.path() else { return };
         let (RowBlockTile { rows, columns, .. }, width) = (*place, features.next_multiple_of(L::COUNT));
-        let size = rows * columns;
-        for (head, d_scores) in d_scores.chunks_exact(size).enumerate() {
+        let row_lanes = row_lanes::<L>(rows);
+        let size = place.keys * row_lanes;
+        for (head, from) in d_scores.chunks_exact(rows * columns).enumerate() {
+            let (head_dim, factor, d_scores) = (place.keys, T::ONE, &mut self.d_scores);
+            lanes.run(Transpose { from, stride: columns, rows, head_dim, factor, to: d_scores, width: row_lanes });
             let d_products = &mut self.d_products[head * size..][..size];
-            lanes.run(EdgeGradients { d_scores, d_products, columns, left: &mut self.left[head * rows..][..rows] });
-            for (row, d_products) in d_products.chunks_exact_mut(columns).enumerate() {
+            let left = &mut self.left[head * rows..][..rows];
+            lanes.run(EdgeGradients { d_scores, d_products, width: row_lanes, left });
+            let first_seen = |row: usize| inputs.problem.visible(0, place.first_query + row).start;
+            let first_of_last = first_seen(rows - 1);
+            for (key, d_products) in d_products.chunks_exact_mut(row_lanes).enumerate() {
+                d_products[..rows_before_key(inputs, place, key)].fill(T::ZERO);
                 // no visible key is before the first one
-                let first = inputs.problem.visible(0, place.first_query + row).start + 1;
-                let end = keys_up_to_query(inputs, place, row);
-                d_products[end..].fill(T::ZERO);
-                d_products[..first.saturating_sub(place.first_key).min(columns)].fill(T::ZERO);
+                let key = place.first_key + key;
+                if first_of_last >= key {
+                    d_products[first_row(rows, |row| first_seen(row) >= key)..].fill(T::ZERO);
+                }
             }
             let (from, stride) = (keys.rows_from(0, head, place.first_key), keys.strides.row);
             let to = &mut self.keys;
@@ -175,7 +197,7 @@ impl<T: Number> PathBackwardScratch<T> {
                 rows,
                 inner: place.keys,
                 columns: width,
-                a: StridedMatrix::row_major(d_products, columns),
+                a: StridedMatrix::transposed(d_products, row_lanes),
                 b: &self.keys,
                 b_stride: width,
                 c: &mut self.d_queries[head * rows * width..],
@@ -194,12 +216,12 @@ impl<T: Number> PathBackwardScratch<T> {
         head: usize,
         (d_keys, features): (&ViewMut<T>, usize),
     ) {
-        let (RowBlockTile { rows, columns, .. }, width) = (*place, of.width);
+        let (RowBlockTile { rows, keys, .. }, width, row_lanes) = (*place, of.width, row_lanes::<L>(place.rows));
         lanes.run(SmallGemm {
             rows: place.keys,
             inner: rows,
             columns: width,
-            a: StridedMatrix::transposed(&self.d_products[head * rows * columns..], columns),
+            a: StridedMatrix::row_major(&self.d_products[head * keys * row_lanes..], row_lanes),
             b: &of.queries[head * rows * width..],
             b_stride: width,
             c: &mut self.keys,
@@ -247,52 +269,50 @@ impl<R: Number> SimdKernel<R> for Edges<'_, R> {
         let Edges { products, derivatives, slope } = self;
         // e^-|a|
         let small = |a: R| (-a.max(-a)).exp();
-        let edge = |a: R, small: R| -slope * ((-a).max(R::ZERO) + small.log_1p());
+        let edge = |a: R, log: R| -slope * ((-a).max(R::ZERO) + log);
         match derivatives {
-            None => products.iter_mut().for_each(|a| *a = edge(*a, small(*a))),
+            None => products.iter_mut().for_each(|a| *a = edge(*a, small(*a).log_1p_and_reciprocal().0)),
             Some(derivatives) => {
                 for (a, derivative) in products.iter_mut().zip(derivatives) {
                     let small = small(*a);
-                    *derivative = slope * (if *a > R::ZERO { small } else { R::ONE }) / (R::ONE + small);
-                    *a = edge(*a, small);
+                    let (log, reciprocal) = small.log_1p_and_reciprocal();
+                    *derivative = slope * (if *a > R::ZERO { small } else { R::ONE }) * reciprocal;
+                    *a = edge(*a, log);
                 }
             }
         }
     }
 }
 
-/// Adds to every score the edges of later keys, and to what each row has passed all of them.
-struct AddLaterEdges<'a, R> {
-    /// `[rows, columns]`
-    scores: &'a mut [R],
+/// For every edge the sum of what its row has passed and the edges at later keys of the tile; adds to what each row has passed all of
+/// them.
+struct SumsOfLaterEdges<'a, R> {
+    /// `[keys, width]`
     edges: &'a [R],
-    columns: usize,
+    sums: &'a mut [R],
+    width: usize,
     passed: &'a mut [f64],
 }
 
-impl<R: Number> SimdKernel<R> for AddLaterEdges<'_, R> {
+impl<R: Number> SimdKernel<R> for SumsOfLaterEdges<'_, R> {
     type Output = ();
 
     #[inline(always)]
     fn run<L: Lanes<Number = R>>(self, _: L) {
-        let AddLaterEdges { scores, edges, columns, passed } = self;
-        let add = |sum: R, passed: R, edge: R, score: &mut R| {
-            *score += passed + sum;
+        let SumsOfLaterEdges { edges, sums, width, passed } = self;
+        scan(width, passed, edges, sums, |sum, passed, edge, to| {
+            *to = passed + sum;
             sum + edge
-        };
-        let parts = passed.chunks_mut(ROWS_AT_ONCE).zip(edges.chunks(ROWS_AT_ONCE * columns));
-        for ((passed, edges), scores) in parts.zip(scores.chunks_mut(ROWS_AT_ONCE * columns)) {
-            scan(columns, passed, edges, scores, add);
-        }
+        });
     }
 }
 
 /// From the gradient in scores to that in products, whose derivatives are there; takes it from what is left.
 struct EdgeGradients<'a, R> {
-    /// `[rows, columns]`
+    /// `[keys, width]`
     d_scores: &'a [R],
     d_products: &'a mut [R],
-    columns: usize,
+    width: usize,
     left: &'a mut [f64],
 }
 
@@ -301,53 +321,61 @@ impl<R: Number> SimdKernel<R> for EdgeGradients<'_, R> {
 
     #[inline(always)]
     fn run<L: Lanes<Number = R>>(self, _: L) {
-        let EdgeGradients { d_scores, d_products, columns, left } = self;
-        let through = |sum: R, left: R, d_score: R, derivative: &mut R| {
+        let EdgeGradients { d_scores, d_products, width, left } = self;
+        scan(width, left, d_scores, d_products, |sum, left, d_score, derivative| {
             let sum = sum - d_score;
             *derivative = *derivative * (left + sum);
             sum
-        };
-        let parts = left.chunks_mut(ROWS_AT_ONCE).zip(d_scores.chunks(ROWS_AT_ONCE * columns));
-        for ((left, d_scores), d_products) in parts.zip(d_products.chunks_mut(ROWS_AT_ONCE * columns)) {
-            scan(columns, left, d_scores, d_products, through);
-        }
+        });
     }
 }
 
-/// Goes through rows of `columns` numbers from the right to the left: `step` gets the sum so far, what the row began with, and the
-/// numbers of a column, and returns the next sum. What rows began with becomes that and their sum.
+/// Goes through the numbers of rows, `[keys, width]`, from the last key to the first: `step` gets a row's sum so far, what the row began
+/// with, and its numbers at a key, and returns the next sum. What rows began with becomes that and their sum.
 #[inline(always)]
 fn scan<R: Number>(
-    columns: usize,
+    width: usize,
     began: &mut [f64],
     from: &[R],
     to: &mut [R],
     step: impl Fn(R, R, R, &mut R) -> R + Copy,
 ) {
-    if let Some(began) = began.as_mut_array::<ROWS_AT_ONCE>() {
-        scan_rows(columns, began, from, to, step);
-        return;
+    let mut first = 0;
+    while first + ROWS_AT_ONCE <= width {
+        scan_rows::<R, ROWS_AT_ONCE>((width, first), began, (from, to), step);
+        first += ROWS_AT_ONCE;
     }
-    for ((began, from), to) in began.iter_mut().zip(from.chunks_exact(columns)).zip(to.chunks_exact_mut(columns)) {
-        scan_rows(columns, std::array::from_mut(began), from, to, step);
+    while first + 4 <= width {
+        scan_rows::<R, 4>((width, first), began, (from, to), step);
+        first += 4;
+    }
+    while first < width {
+        scan_rows::<R, 1>((width, first), began, (from, to), step);
+        first += 1;
     }
 }
 
+/// The same for N rows from the first one on. Rows beyond those that began are padding.
 #[inline(always)]
 fn scan_rows<R: Number, const N: usize>(
-    columns: usize,
-    began: &mut [f64; N],
-    from: &[R],
-    to: &mut [R],
+    (width, first): (usize, usize),
+    began: &mut [f64],
+    (from, to): (&[R], &mut [R]),
     step: impl Fn(R, R, R, &mut R) -> R,
 ) {
-    let start = began.map(R::from_f64);
-    let mut sums = [R::ZERO; N];
-    let rows: [&[R]; N] = from_fn(|row| &from[row * columns..][..columns]);
-    for column in (0..columns).rev() {
+    let padded = first.min(began.len());
+    let began = &mut began[padded..];
+    let (mut start, mut sums) = ([R::ZERO; N], [R::ZERO; N]);
+    start.iter_mut().zip(&*began).for_each(|(start, began)| *start = R::from_f64(*began));
+    for (from, to) in from.chunks_exact(width).zip(to.chunks_exact_mut(width)).rev() {
+        let from = from[first..].first_chunk::<N>().expect("N rows");
+        let to = to[first..].first_chunk_mut::<N>().expect("N rows");
+        // read before anything is written, so that it is vectors that are read
+        let mut numbers = *to;
         for row in 0..N {
-            sums[row] = step(sums[row], start[row], rows[row][column], &mut to[row * columns + column]);
+            sums[row] = step(sums[row], start[row], from[row], &mut numbers[row]);
         }
+        *to = numbers;
     }
     began.iter_mut().zip(sums).for_each(|(began, sum)| *began += sum.to_f64());
 }

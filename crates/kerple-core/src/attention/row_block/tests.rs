@@ -3,7 +3,7 @@
 use super::{backward_with, forward_with};
 use crate::Number;
 use crate::attention::tests::{Case, Engine, Mix, Outcome, assert_close, dims, recipes};
-use crate::attention::{AttentionGradients, AttentionProblem, AttentionSaved, Mask, View, ViewMut};
+use crate::attention::{AttentionGradients, AttentionProblem, AttentionSaved, Mask, PackedDocuments, View, ViewMut};
 use crate::cpu::InstructionSet;
 use proptest::prelude::*;
 
@@ -234,4 +234,16 @@ fn the_general_entry_takes_tables_and_maps() {
     for case in [Case::new(dims(1, 2, 1, 30, 40, 8), 52), Case::new(dims(1, 2, 1, 30, 40, 8), 52).mapped(53)] {
         assert_close(&case, &case.run(&Either, |x| x, |x| x), &case.naive(), 1e-12, "either");
     }
+}
+
+/// Query heads of a key head are computed apart from the others, with the weights that the definition drops of them.
+#[test]
+fn a_path_drops_what_the_definition_drops() {
+    let mask = Mask::Causal { window: Some(70) };
+    let case = Case::with_mask(dims(2, 6, 2, 99, 203, 5), mask, 71).softened(true, true);
+    assert_row_block_equals_naive(case.with_path(3, 72).dropped(0.3, 73));
+    let mut packed = Case::new(dims(2, 4, 2, 150, 150, 4), 74);
+    let ids: Vec<i64> = (0..2).flat_map(|row| (0..150).map(move |at| i64::from(at > 80 + row))).collect();
+    packed.documents = Some(PackedDocuments::from_ids(&ids, 2).unwrap());
+    assert_row_block_equals_naive(packed.with_path(4, 75).dropped(0.4, 76));
 }
