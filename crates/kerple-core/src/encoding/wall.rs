@@ -122,9 +122,10 @@ impl Positional for WallConfig {
     fn description(&self) -> Description {
         Description {
             name: "Wall",
-            formula: "z = sum over features f of q_if k_jf e^(P_if - P_jf) / sqrt(D), P = running sum of ln sigmoid(x W + b)",
+            formula: "z = sum over features f of q_if k_jf e^(P_if - P_jf) / sqrt(D), P = running sum of ln sigmoid(x W + b), or with \
+                `gate = \"bounded\"` of -rate_h sigmoid(x W + b)",
             learned: "weight, bias: H D (M + 1) per layer; with `rank` R M + R H D + H D; with `scalar_gate` H (M + 1) more; with \
-                `gate_heads = \"kv\"` KV heads in place of H; with `gate = \"bounded\"` a gate is above -rate_h",
+                `gate_heads = \"kv\"` KV heads in place of H",
             enters: "products of queries and keys of every layer",
             beyond: "defined for every distance, but decayed keys keep score 0: near keys are diluted unless `scalar_gate` or a \
                 window ends that; with `order` it is not relative: scores depend on where tokens are",
@@ -152,7 +153,7 @@ impl Positional for WallConfig {
         }
         match self.spans {
             Some(_) if !bounded => {
-                let message = "is of gates that have a bound, and these have none".to_owned();
+                let message = "is for gates with `gate = \"bounded\"` only".to_owned();
                 return Err(ConfigError::new("spans", message, "also set gate = \"bounded\", or remove it"));
             }
             Some([first, last]) if !(first >= SHORTEST_SPAN && first <= last && last <= fox::LONGEST_SPAN) => {
@@ -166,7 +167,7 @@ impl Positional for WallConfig {
         }
         match (self.order, self.base) {
             (None, Some(_)) => {
-                let message = "is of a rotation, and there is none".to_owned();
+                let message = "is the base of a rotation, and there is none".to_owned();
                 let hint = "also set order = \"rope_then_channel_decay\", or remove it";
                 return Err(ConfigError::new("base", message, hint));
             }

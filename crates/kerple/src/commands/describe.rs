@@ -93,6 +93,7 @@ fn initial(parameter: &EncodingParameter) -> String {
     let start = match &parameter.init {
         ParameterInit::Constant(value) => format!("{value}"),
         ParameterInit::Uniform([low, high]) => format!("U[{low}, {high})"),
+        ParameterInit::Normal { std: 0.0 } => "0".to_owned(),
         ParameterInit::Normal { std } => format!("N(0, {std:.4}^2)"),
         ParameterInit::Around { mean, std } => format!("N({mean}, {std:.4}^2)"),
         ParameterInit::Gains { .. } => "2 N(0, 1) / sqrt(norm)".to_owned(),
