@@ -34,6 +34,7 @@ mod plan;
 mod probe;
 mod session;
 mod stop_rule;
+pub mod unique_keys;
 
 pub use documents::{DocumentMask, OwnContextLoss, Within};
 pub use error::{Error, Result};

@@ -13,7 +13,6 @@ pub use limits::{array_bytes, check_memory};
 
 use crate::command_error::{CommandError, CommandResult};
 use crate::output::{print_json, resultln};
-use kerple_core::encoding::Encoding;
 use kerple_core::ops::machine;
 use serde::Serialize;
 use std::time::Instant;
@@ -226,20 +225,6 @@ pub fn check_agreement(what: &str, found: &[f32], reference: &[f32], tolerance: 
         format!("{what} differs from the reference by {error:e}, whose largest value is {largest:e}"),
         "this is a bug in kerple; nothing was timed",
     ))
-}
-
-/// The encoding that an option names, or has as a table in JSON.
-///
-/// # Errors
-/// What is wrong with it.
-pub fn encoding(text: &str) -> Result<Encoding, CommandError> {
-    let value = serde_json::from_str(text).unwrap_or_else(|_| text.into());
-    serde_json::from_value::<Encoding>(value).map_err(|error| {
-        CommandError::misuse(
-            format!("--encoding {text}: {error}"),
-            "give the name of an encoding, or a table such as {\"kind\":\"dape\",\"kernel\":3}",
-        )
-    })
 }
 
 fn print_heading() {

@@ -48,6 +48,28 @@ fn the_keys_of_a_kind_are_listed_absent_ones_too() {
     assert_eq!(json["keys"], serde_json::json!(["behind", "bias_max"]));
 }
 
+/// As a table of a run file and as JSON, with each key once.
+#[test]
+fn an_encoding_is_given_in_either_form() {
+    let place = Place::new();
+    let shown = |encoding: &str| place.ok(&["describe", encoding]);
+    assert_eq!(shown(r#"{"kind":"alibi","window":3}"#), shown(r#"{ kind = "alibi", window = 3 }"#));
+    for (encoding, says) in [
+        (r#"{"kind":"alibi","window":3,"window":4}"#, "the key `window` occurs twice"),
+        (r#"{ kind = "alibi", window = 3, window = 4 }"#, "duplicate key"),
+        (r#"{"kind":"alibi","windo":3}"#, "unknown field `windo`"),
+        ("{", "unclosed inline table"),
+        ("alib", "did you mean `alibi`?"),
+    ] {
+        for command in [&["describe"][..], &["bench", "attention", "--encoding"], &["bench", "step", "--encoding"]] {
+            let output = place.run(&[command, &[encoding]].concat());
+            let message = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(2), "{command:?} {encoding}: {message}");
+            assert!(message.contains(says) && message.contains("hint: "), "{command:?} {encoding}: {message}");
+        }
+    }
+}
+
 #[test]
 fn options_that_would_be_ignored_are_refused() {
     let place = Place::new();

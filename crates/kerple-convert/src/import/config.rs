@@ -2,11 +2,10 @@
 
 use super::short::{listed, short};
 use kerple_lm::{Error, Result, plan};
-use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use kerple_run::unique_keys;
 use serde_json::{Map, Value};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
-use std::fmt;
 use std::io::Read;
 use std::path::Path;
 
@@ -66,74 +65,10 @@ pub fn read_text(path: &Path, longest: u64) -> Result<String> {
 /// # Errors
 /// Text that is not JSON, or a key that occurs twice, with its line.
 pub fn parse(path: &Path, text: &str) -> Result<Value> {
-    let value = serde_json::from_str::<UniqueKeys>(text).map(|UniqueKeys(value)| value);
-    value.map_err(|error| match error.is_data() {
+    unique_keys::parse(text).map_err(|error| match error.is_data() {
         true => Error::damaged(path, error.to_string(), "remove one of the two, or copy the file again"),
         false => Error::damaged(path, format!("not JSON: {error}"), "copy the file again"),
     })
-}
-
-/// A JSON value without a repeated key in any of its objects. Of two, [`Value`] keeps the last without a word.
-struct UniqueKeys(Value);
-
-impl<'de> Deserialize<'de> for UniqueKeys {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
-        deserializer.deserialize_any(UniqueKeysVisitor)
-    }
-}
-
-struct UniqueKeysVisitor;
-
-impl<'de> Visitor<'de> for UniqueKeysVisitor {
-    type Value = UniqueKeys;
-
-    fn expecting(&self, out: &mut fmt::Formatter) -> fmt::Result {
-        out.write_str("a JSON value")
-    }
-
-    fn visit_unit<E: de::Error>(self) -> std::result::Result<UniqueKeys, E> {
-        Ok(UniqueKeys(Value::Null))
-    }
-
-    fn visit_bool<E: de::Error>(self, value: bool) -> std::result::Result<UniqueKeys, E> {
-        Ok(UniqueKeys(value.into()))
-    }
-
-    fn visit_i64<E: de::Error>(self, value: i64) -> std::result::Result<UniqueKeys, E> {
-        Ok(UniqueKeys(value.into()))
-    }
-
-    fn visit_u64<E: de::Error>(self, value: u64) -> std::result::Result<UniqueKeys, E> {
-        Ok(UniqueKeys(value.into()))
-    }
-
-    fn visit_f64<E: de::Error>(self, value: f64) -> std::result::Result<UniqueKeys, E> {
-        Ok(UniqueKeys(value.into()))
-    }
-
-    fn visit_str<E: de::Error>(self, value: &str) -> std::result::Result<UniqueKeys, E> {
-        Ok(UniqueKeys(value.into()))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut all: A) -> std::result::Result<UniqueKeys, A::Error> {
-        let mut values = Vec::new();
-        while let Some(UniqueKeys(value)) = all.next_element()? {
-            values.push(value);
-        }
-        Ok(UniqueKeys(values.into()))
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut all: A) -> std::result::Result<UniqueKeys, A::Error> {
-        let mut map = Map::new();
-        while let Some(key) = all.next_key::<String>()? {
-            if map.contains_key(&key) {
-                return Err(de::Error::custom(format!("the key `{}` occurs twice", short(&key))));
-            }
-            let UniqueKeys(value) = all.next_value()?;
-            map.insert(key, value);
-        }
-        Ok(UniqueKeys(map.into()))
-    }
 }
 
 /// Whether a key is one of `words`, which spaces separate. Words that end with `*` stand for all keys that begin so.

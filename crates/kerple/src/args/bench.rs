@@ -26,7 +26,7 @@ pub enum BenchCommand {
 pub struct BenchAttentionArgs {
     #[command(flatten)]
     pub timing: TimingOptions,
-    /// Encoding as a name or a JSON table, whose scores are timed alternately with KERPLE-log's.
+    /// Encoding as a name or a table of keys, whose scores are timed alternately with KERPLE-log's.
     /// What it does to queries and keys before is not timed.
     #[arg(long, value_parser = EncodingName, hide_possible_values = true)]
     pub encoding: Option<String>,
@@ -103,7 +103,7 @@ pub struct TimedModelOptions {
     /// Vocabulary size.
     #[arg(long, value_parser = count)]
     pub vocab: Option<usize>,
-    /// Encoding of the model, as a name or a JSON table.
+    /// Encoding of the model, as a name or a table of keys.
     #[arg(long, value_parser = EncodingName, hide_possible_values = true)]
     pub encoding: Option<String>,
     /// Where it runs.

@@ -24,7 +24,7 @@ pub fn run(args: &DescribeArgs) -> CommandResult {
         None => list(args.json),
         Some(CONFIG) => result(format_args!("{}", kerple_lm::config::REFERENCE)),
         Some(kind) => {
-            return one(args, &read(kind)?);
+            return one(args, &super::encoding_with_keys(kind)?);
         }
     }
     Ok(())
@@ -48,22 +48,9 @@ fn refuse_ignored(args: &DescribeArgs) -> CommandResult {
 }
 
 /// An `[encoding]` table, alone in a run file.
-#[derive(serde::Serialize, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Described<E> {
-    encoding: E,
-}
-
-/// An encoding by its name, or with keys as a table of a run file.
-fn read(text: &str) -> Result<Encoding, CommandError> {
-    if !text.trim_start().starts_with('{') {
-        return super::encoding(text);
-    }
-    let found = toml::from_str::<Described<Encoding>>(&format!("encoding = {text}"));
-    found.map(|found| found.encoding).map_err(|error| {
-        let hint = "write it as in a run file: '{ kind = \"kerple_log\", reach = 64 }'";
-        CommandError::misuse(format!("{text}: {}", error.message()), hint)
-    })
+#[derive(serde::Serialize)]
+struct Described<'a> {
+    encoding: &'a Encoding,
 }
 
 fn list(json: bool) {

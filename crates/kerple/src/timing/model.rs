@@ -1,8 +1,9 @@
 //! Whole decoders to time, and the device that they are on.
 
 use super::inputs::noise;
-use super::{Hardware, Measurement, TimedModelOptions, TimedSizes, encoding, extra_mib, limits};
+use super::{Hardware, Measurement, TimedModelOptions, TimedSizes, extra_mib, limits};
 use crate::command_error::CommandError;
+use crate::commands::encoding_with_keys;
 use burn::tensor::Device;
 use kerple_burn::heads::Heads;
 use kerple_burn::implementation::Impl;
@@ -100,7 +101,7 @@ impl TimedModel {
     pub fn new(options: &TimedModelOptions, sizes: TimedSizes) -> Result<TimedModel, CommandError> {
         let (layers, vocab) = (options.layers, options.vocab.unwrap_or(256));
         limits::check_options(&[("--layers", layers.unwrap_or(1), 1 << 14), ("--vocab", vocab, 1 << 24)])?;
-        let encoding = options.encoding.as_deref().map(encoding).transpose()?;
+        let encoding = options.encoding.as_deref().map(encoding_with_keys).transpose()?;
         check_overrides(options)?;
         let mut config = match &options.config {
             Some(path) => RunConfig::read(path, &options.set)?,
