@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Papers and questions with a page of results.
-const PAPERS: [&str; 12] = [
+const PAPERS: [&str; 14] = [
     "kerple",
     "dape",
     "spe",
@@ -24,6 +24,8 @@ const PAPERS: [&str; 12] = [
     "documents",
     "borders",
     "tasks",
+    "reach",
+    "equal",
 ];
 
 const BEGIN: &str = "<!-- table of ";

@@ -7,7 +7,7 @@ use kerple_experiments::reproduce::title;
 use std::path::Path;
 
 /// Experiments whose rows are in `results/` of the repository.
-const BUNDLED: [&str; 12] = [
+const BUNDLED: [&str; 14] = [
     "kerple",
     "dape",
     "spe",
@@ -20,6 +20,8 @@ const BUNDLED: [&str; 12] = [
     "documents",
     "borders",
     "tasks",
+    "reach",
+    "equal",
 ];
 const SCALE: &str = "small";
 
