@@ -5,6 +5,7 @@
 mod args;
 mod command_error;
 mod commands;
+mod encodings;
 mod exhausted;
 mod memory;
 #[cfg(feature = "mpi")]

@@ -122,8 +122,8 @@ impl Positional for WallConfig {
     fn description(&self) -> Description {
         Description {
             name: "Wall",
-            formula: "z = sum over features f of q_if k_jf e^(P_if - P_jf) / sqrt(D), P = running sum of ln sigmoid(x W + b), or with \
-                `gate = \"bounded\"` of -rate_h sigmoid(x W + b)",
+            formula: "z = sum over features f of q_if k_jf e^(P_if - P_jf) / sqrt(D), P = running sum of ln sigmoid(x W + b), or of \
+                -rate_h sigmoid(x W + b)",
             learned: "weight, bias: H D (M + 1) per layer; with `rank` R M + R H D + H D; with `scalar_gate` H (M + 1) more; with \
                 `gate_heads = \"kv\"` KV heads in place of H",
             enters: "products of queries and keys of every layer",

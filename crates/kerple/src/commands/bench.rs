@@ -4,9 +4,9 @@ mod attention;
 mod attention_on_device;
 mod step;
 
-use super::encoding_with_keys;
 use crate::args::{BenchArgs, BenchAttentionArgs, BenchCommand, BenchStepArgs, TimedNormalizer, TimedSelective};
 use crate::command_error::{CommandError, CommandResult};
+use crate::encodings;
 use crate::timing::model::{TimedDevice, TimedModel};
 use crate::timing::{Timing, TimingDefaults};
 use attention::{EncodingAttention, TableAttention};
@@ -40,7 +40,7 @@ fn attention(args: &BenchAttentionArgs) -> CommandResult {
         ("--selective-attention", args.selective_attention.is_some()),
     ];
     let compared = compared.into_iter().find(|(_, is_given)| *is_given).map(|(option, _)| option);
-    let encoding = args.encoding.as_deref().or(compared.map(|_| "kerple_log")).map(encoding_with_keys).transpose()?;
+    let encoding = args.encoding.as_deref().or(compared.map(|_| "kerple_log")).map(encodings::with_keys).transpose()?;
     let on_cpu = args.hardware.device == DeviceName::Cpu;
     if let (Some(option), false) = (compared, on_cpu) {
         return Err(CommandError::misuse(

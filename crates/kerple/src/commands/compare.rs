@@ -4,6 +4,7 @@ use super::report::write_and_print;
 use super::{compare_tasks, slurm, step_line, stop_flag};
 use crate::args::CompareArgs;
 use crate::command_error::{CommandError, CommandResult};
+use crate::encodings;
 use crate::output::{print_json, remarkln};
 use crate::progress::ProgressLine;
 use kerple_core::encoding::Encoding;
@@ -108,7 +109,7 @@ fn check_replaced(args: &CompareArgs, config: &RunConfig) -> CommandResult {
             let hint = "omit it; give encodings with keys as --encodings @FILE, a list of [[encoding]] tables";
             return Err(CommandError::misuse(format!("--set {ignored}: --encodings replaces the encoding"), hint));
         }
-        if config.encoding != super::encoding(config.encoding.method.kind())? {
+        if config.encoding != encodings::named(config.encoding.method.kind())? {
             let file = args.file.config.display();
             remarkln!(
                 "note: --encodings replaces [encoding] of {file} with all its keys, here `{}`",
@@ -159,7 +160,7 @@ fn encodings(names: &[String]) -> Result<Vec<Encoding>, CommandError> {
         match name.strip_prefix('@') {
             Some(file) => found.extend(from_file(Path::new(file))?),
             None => {
-                found.push(super::encoding(name)?);
+                found.push(encodings::named(name)?);
             }
         }
     }

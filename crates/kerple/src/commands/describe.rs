@@ -3,6 +3,7 @@
 use super::write_file;
 use crate::args::DescribeArgs;
 use crate::command_error::{CommandError, CommandResult};
+use crate::encodings;
 use crate::output::{print_json, result, resultln};
 use kerple_core::attention::linear::NEAR;
 use kerple_core::calculus::exponentials::{Amplitude, ErrorBudget, SumTolerance};
@@ -24,7 +25,7 @@ pub fn run(args: &DescribeArgs) -> CommandResult {
         None => list(args.json),
         Some(CONFIG) => result(format_args!("{}", kerple_lm::config::REFERENCE)),
         Some(kind) => {
-            return one(args, &super::encoding_with_keys(kind)?);
+            return one(args, &encodings::with_keys(kind)?);
         }
     }
     Ok(())

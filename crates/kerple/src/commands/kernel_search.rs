@@ -6,6 +6,7 @@ use super::report::program;
 use super::stop_flag;
 use crate::args::{MeasureName, SearchArgs};
 use crate::command_error::{CommandError, CommandResult};
+use crate::encodings;
 use crate::output::{print_json, remarkln, resultln};
 use crate::progress::{ProgressLine, duration};
 use kerple_fit::kernel_search::{
@@ -223,7 +224,7 @@ fn cost(
 ) -> Result<RunCost, CommandError> {
     let trial = Comparison {
         config: config.clone(),
-        encodings: vec![super::encoding(REFERENCE)?],
+        encodings: vec![encodings::named(REFERENCE)?],
         layers: None,
         seeds: 1,
         request: scored.clone(),

@@ -3,7 +3,7 @@
 use super::inputs::noise;
 use super::{Hardware, Measurement, TimedModelOptions, TimedSizes, extra_mib, limits};
 use crate::command_error::CommandError;
-use crate::commands::encoding_with_keys;
+use crate::encodings;
 use burn::tensor::Device;
 use kerple_burn::heads::Heads;
 use kerple_burn::implementation::Impl;
@@ -101,7 +101,7 @@ impl TimedModel {
     pub fn new(options: &TimedModelOptions, sizes: TimedSizes) -> Result<TimedModel, CommandError> {
         let (layers, vocab) = (options.layers, options.vocab.unwrap_or(256));
         limits::check_options(&[("--layers", layers.unwrap_or(1), 1 << 14), ("--vocab", vocab, 1 << 24)])?;
-        let encoding = options.encoding.as_deref().map(encoding_with_keys).transpose()?;
+        let encoding = options.encoding.as_deref().map(encodings::with_keys).transpose()?;
         check_overrides(options)?;
         let mut config = match &options.config {
             Some(path) => RunConfig::read(path, &options.set)?,
