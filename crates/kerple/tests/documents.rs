@@ -152,7 +152,7 @@ fn results_and_reference_values_are_few_files() {
     let [results, reference] = ["results", "reference"].map(|folder| size(&document(folder)));
     let (files, bytes) = (results.0 + reference.0, results.1 + reference.1);
     assert!(files <= 320, "{files} files");
-    assert!(bytes <= 18 << 20, "{:.1} MiB", bytes as f64 / f64::from(1 << 20));
+    assert!(bytes <= 20 << 20, "{:.1} MiB", bytes as f64 / f64::from(1 << 20));
 }
 
 #[test]
