@@ -144,7 +144,7 @@ impl Positional for SelectiveRopeConfig {
     fn form(&self, inputs: &FormInputs) -> EncodingForm {
         let SelectiveRopeConfig { rank, base, bias, gate, decay, scalar_gate } = *self;
         let increments = AngleIncrements::Projected { rank, width: WIDTH, bias, gate };
-        let decay = decay.then(|| FeatureGates {
+        let decay = decay.then_some(FeatureGates {
             heads: inputs.geometry.heads,
             rank: None,
             map: FeatureGateMap::LogSigmoid { bound: None },
