@@ -218,7 +218,7 @@ pub struct FeatureGateProjection {
     pub map: FeatureGateMap,
     /// Whether both features of a pair `(n, n + D/2)` have one gate, of which there are `G D/2` then.
     pub pairs: bool,
-    /// Query heads that share the gates of a head, H / G.
+    /// Query heads that have the same gates, H / G.
     pub group: usize,
 }
 

@@ -36,7 +36,7 @@ use serde::{Deserialize, Serialize};
 /// The first logit of a gate.
 const START: f64 = 8.0;
 const STD: f64 = 0.02;
-/// Tokens that a head with bounded gates remembers at least: its features lose at most 1/8 a token, so that those of a tile of
+/// Tokens that a head with bounded gates remembers at least: its features lose at most 1/8 per token, so that those of a tile of
 /// attention are all computed together.
 const SHORTEST_SPAN: f64 = 16.0;
 
@@ -62,7 +62,7 @@ pub struct WallConfig {
     /// The heads that have gates.
     #[serde(skip_serializing_if = "is_default")]
     pub gate_heads: GateHeads,
-    /// A rotation beside the decay; absent: none.
+    /// A rotation before the decay; absent: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub order: Option<DecayOrder>,
     /// Base of the rates of that rotation.

@@ -45,7 +45,7 @@ fn attention(args: &BenchAttentionArgs) -> CommandResult {
     if let (Some(option), false) = (compared, on_cpu) {
         return Err(CommandError::misuse(
             format!("--device {}: {option} is timed on the CPU only", args.hardware.device),
-            format!("omit {option}: the kernels need the same time for a learned bias of any encoding"),
+            format!("omit {option}: there attention is timed with a learned bias, whose encoding makes no difference"),
         ));
     }
     let device = TimedDevice::open(&args.hardware)?;
