@@ -181,6 +181,17 @@ proptest! {
     }
 }
 
+/// Blocks of queries after the first have no tile but that of the first token.
+#[test]
+fn under_a_window_of_one_the_first_token_is_all_that_is_seen() {
+    let mask = Mask::CausalWithSinkTokens { window: 1, sink_tokens: 1 };
+    for normalizer in NORMALIZERS {
+        Case::with_mask(dims(1, 2, 1, 98, 98, 4), mask, 72)
+            .normalized(normalizer)
+            .assert_normalized_equals_naive(false);
+    }
+}
+
 /// Sizes around those of tiles and splits, in f32 too: no logit is so small that it may have another sign there.
 #[test]
 fn softpick_equals_naive_in_single_precision() {

@@ -222,8 +222,12 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
                 None => TileVisibility::Everything,
             };
             if visibility == TileVisibility::Nothing {
-                // between the intervals of two queries
-                self.all.turns.take(sum, turn, || ());
+                // between the intervals of two queries, or their own keys, where a window has these only and they are hidden
+                self.all.turns.take(sum, turn, || {
+                    if turn == first_turn {
+                        self.clear_d_q(&tile);
+                    }
+                });
                 continue;
             }
             if let Some(gate_cumsum) = all_gates {
@@ -344,6 +348,14 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
             } else {
                 self.lanes.run(AddRow { to, from });
             }
+        }
+    }
+
+    /// Another tile adds to the `d_q` of this one, which adds nothing itself.
+    fn clear_d_q(&self, tile: &KeyTile) {
+        for query in tile.first_query..tile.first_query + tile.queries {
+            // SAFETY: the view is checked, and it is this item's turn to write these queries.
+            unsafe { self.d_q.row(0, tile.head, query, self.problem.dims.head_dim) }.fill(L::Number::ZERO);
         }
     }
 
