@@ -64,6 +64,8 @@ CASES = {
     "log_inside": ('{ kind = "kerple_log", scale = "inside" }', {}, "kerple"),
     **{f"{kind}_reach": (f'{{ kind = "{kind}", reach = 24{keys} }}', {}, "kerple") for kind, keys in {
         "kerple_log": ', scale = "inside"', "alibi": "", "t5": "", "bam": ", theta_mu = 0.3"}.items()},
+    "log_capped": ('{ kind = "kerple_log", distance_cap = 20 }', {}, "kerple"),
+    "t5_capped_randomized": ('{ kind = "t5", distance_cap = 20, randomized = 300 }', {}, "kerple"),
     "log_reach_randomized": ('{ kind = "kerple_log", reach = 24, randomized = 300 }', {}, "kerple"),
     "log_layer": ('{ kind = "kerple_log", share = "layer" }', {}, "kerple"),
     "log_clamped": ('{ kind = "kerple_log", clamp = "forward_only" }', {}, "kerple"),
@@ -96,6 +98,31 @@ CASES = {
     "fox_grouped": ('{ kind = "fox", gate = "bias_only", window = 24 }', {"model.block.n_kv_heads": "2", "model.block.sink": '"learned"'}, "kerple"),
     "fox_spans": ('{ kind = "fox", spans = [2, 64] }', {}, "kerple"),
     "fox_fixed": ('{ kind = "fox", gate = "fixed", spans = [2, 64] }', {}, "kerple"),
+    # by rows of the layer, or by learned numbers
+    **{kind: (f'"{kind}"', {}, "kerple") for kind in (
+        "kerple_positions", "wall", "selective_rope", "rotary_positions", "pope", "fope", "grape_ap", "path")},
+    **{f"positions_{kernel}": (f'{{ kind = "kerple_positions", kernel = "{kernel}"{keys} }}', {}, "kerple") for kernel, keys in {
+        "power": ", step_min = 0.05", "log3": ', step = "softplus", step_min = 0.1', "spline": ', step = "exp", knots = 6, window = 24',
+        "table": ", entries = 40, grid = 0.5, step_max = 3.0"}.items()},
+    "positions_grouped": ('"kerple_positions"', {"model.block.n_kv_heads": "2", "model.block.key_shift": "true"}, "kerple"),
+    "wall_grouped": ('{ kind = "wall", scalar_gate = true, rank = 5, g_max = 0.86 }', {"model.block.n_kv_heads": "2", "model.block.qk_norm": "true"}, "kerple"),
+    "wall_bounded": ('{ kind = "wall", gate = "bounded", gate_heads = "kv", order = "rope_then_channel_decay", window = 24 }', {"model.block.n_kv_heads": "2"}, "kerple"),
+    "selective_grouped": ('{ kind = "selective_rope", rank = 4, gate = true, decay = true, scalar_gate = true }', {"model.block.n_kv_heads": "2"}, "kerple"),
+    "selective_bare": ('{ kind = "selective_rope", bias = false }', {"model.block.n_kv_heads": "2", "model.block.key_shift": "true"}, "kerple"),
+    "turned_grouped": ('{ kind = "rotary_positions", step = "exp", window = 24 }', {"model.block.n_kv_heads": "2"}, "kerple"),
+    "pope_grouped": ('{ kind = "pope", width = 5, clamp_delta = true }', {"model.block.n_kv_heads": "2", "model.block.qk_norm": "true"}, "kerple"),
+    "pope_randomized": ('{ kind = "pope", randomized = 300 }', {}, "kerple"),
+    "fope_grouped": ('{ kind = "fope", zero_pad = false }', {"model.block.n_kv_heads": "2", "model.block.key_shift": "true"}, "kerple"),
+    "grape_grouped": ('{ kind = "grape_ap", features = 4, relative = true, window = 24 }', {"model.block.n_kv_heads": "2", "model.block.qk_norm": "true"}, "kerple"),
+    "grape_randomized": ('{ kind = "grape_ap", relative = true, randomized = 300 }', {}, "kerple"),
+    "path_fox": ('{ kind = "path", gate = true, gate_scale = "inside", conv = 2, window = 40 }', {"model.block.n_kv_heads": "2", "model.block.attn_softcap": "20.0"}, "kerple"),
+    "content_layers": ('"fox"', {"model.layers.other.at": "[1]", "model.layers.other.encoding": '"path"'}, "kerple"),
+    "temperature": ('"rotary"', {"model.block.attn_temperature": "{ floor = 8.0, alpha = 0.5 }"}, "kerple"),
+    "sink_tokens": ('{ kind = "kerple_log", window = 16, sink_tokens = 3 }', {"model.block.ssmax": "0.3"}, "kerple"),
+    "softpick": ('"kerple_log"', {"model.block.normalizer": '"softpick"'}, "kerple"),
+    "breaking": ('"none"', {"model.block.normalizer": '"stick_breaking"'}, "kerple"),
+    "breaking_own": ('{ kind = "kerple_log", window = 16, sink_tokens = 3 }',
+        {"model.block.normalizer": '{ kind = "stick_breaking", attend_current = true, remainder = false }', "model.block.n_kv_heads": "2"}, "kerple"),
     "favor": ('"none"', linear("favor"), "kerple"),
     "favor_fox": ('"fox"', linear("favor"), "kerple"),
     "favor_jax": ('"rotary"', linear("favor_jax"), "kerple"),
@@ -208,6 +235,7 @@ class Check:
         if "bf16" in name:
             self.rounds(model, *wanted[1][:2], gaps[1])
         if family == "kerple":
+            self.learns(model, wanted[1][0])
             self.matters(model, wanted[1][0], wanted[1][1])
             self.saves(model, folder, wanted[0])
         self.tokens(folder)
@@ -291,6 +319,18 @@ class Check:
             loss = torch.nn.functional.cross_entropy(logits[:, :-1].reshape(-1, logits.shape[-1]), ids[:, 1:].reshape(-1))
             near(model(ids, labels=ids).loss, loss, "the loss of labels", 1e-5)
             near(model(ids, logits_to_keep=3).logits, logits[:, -3:], "the last logits")
+
+    def learns(self, model, ids):
+        """Every parameter has a gradient, and all of it is finite; the encoding's is not all 0."""
+        if any(name.endswith("_near") for name, _ in model.named_buffers()):
+            return  # the decay of linear attention is kept as it is
+        model(ids, labels=ids).loss.backward()
+        own = {name: value.grad for name, value in model.named_parameters()}
+        off = [name for name, grad in own.items() if grad is None or not grad.isfinite().all()]
+        expect(not off, f"gradients of {off}")
+        still = [name for name, grad in own.items() if ".encoding." in name and not grad.any()]
+        expect(not still, f"gradients of {still} are 0")
+        model.zero_grad()
 
     def without(self, positions):
         """The same as if every token stood at one place."""

@@ -40,11 +40,12 @@ pub use weights::ExportPrecision;
 const STATE: &str = "export";
 
 /// The Python code of kerple's own architecture.
-const PYTHON: [(&str, &str); 5] = [
+const PYTHON: [(&str, &str); 6] = [
     ("configuration_kerple.py", include_str!("export/python/configuration_kerple.py")),
     ("modeling_kerple.py", include_str!("export/python/modeling_kerple.py")),
     ("attention_kerple.py", include_str!("export/python/attention_kerple.py")),
     ("positions_kerple.py", include_str!("export/python/positions_kerple.py")),
+    ("content_kerple.py", include_str!("export/python/content_kerple.py")),
     ("drawn_kerple.py", include_str!("export/python/drawn_kerple.py")),
 ];
 

@@ -300,12 +300,20 @@ pub struct CompareArgs {
     pub json: bool,
 }
 
+/// What can be reproduced.
+#[cfg(feature = "reproduce")]
+fn papers() -> String {
+    const PAPERS: [&str; 3] = ["kerple", "dape", "spe"];
+    let mut own = kerple_experiments::reproduce::papers();
+    own.retain(|name| !PAPERS.contains(name));
+    let last = own.pop().unwrap_or_default();
+    format!("A paper: kerple, dape or spe; or an experiment of this project: {} or {last}", own.join(", "))
+}
+
 #[cfg(feature = "reproduce")]
 #[derive(Debug, Args)]
 pub struct ReproduceArgs {
-    /// A paper: kerple, dape or spe; or an experiment of this project: arena, borders, budget,
-    /// cost, decay, documents, draws, induction, languages, length, levels, order, reach, seeds,
-    /// shift, tasks or windows.
+    #[arg(help = papers())]
     pub paper: String,
     /// smoke (minutes), small (hours on two cores) or paper (the paper's own sizes).
     #[arg(long, default_value = "small")]

@@ -1,13 +1,14 @@
 //! `config.json` of kerple's own architecture.
 
-use super::native::{need_no_sink_tokens, need_plain_heads};
-use super::{FamilyConfig, Representable, forms};
+use super::forms::{self, object};
+use super::native::{need, need_plain_heads};
+use super::{FamilyConfig, Representable};
 use crate::ModelFamily;
 use kerple_burn::forward_context::{ForwardContext, POSITIONS};
 use kerple_burn::ops::linear_attention::LinearAttentionSettings;
-use kerple_burn::plan::LinearAttentionConfig;
+use kerple_burn::plan::{BlockConfig, LinearAttentionConfig};
 use kerple_core::encoding::{Encoding, Randomized};
-use kerple_core::forms::{CodeForm, CodeKind};
+use kerple_core::forms::{CodeForm, CodeKind, Normalizer};
 use kerple_lm::plan::Plan;
 use rand_chacha::ChaCha8Rng;
 use serde_json::{Map, Value, json};
@@ -25,12 +26,9 @@ fn table(value: &impl serde::Serialize) -> Value {
 
 /// The model in kerple's own words.
 pub(crate) fn kerple(plan: &Plan) -> Representable<FamilyConfig> {
-    need_no_sink_tokens(plan)?;
     need_plain_heads(plan)?;
     let (model, block, geometry) = (&plan.model, &plan.model.block, plan.geometry());
-    super::native::need(block.short_conv.is_none(), "model.block.short_conv")?;
-    super::native::need(block.normalizer.is_softmax(), "model.block.normalizer")?;
-    super::native::need(block.selective_attention.is_none(), "model.block.selective_attention")?;
+    check_block(block)?;
     let mut all = Vec::new();
     for (name, encoding) in encodings(plan) {
         let mut form = forms::form(&encoding, &geometry)?;
@@ -46,7 +44,10 @@ pub(crate) fn kerple(plan: &Plan) -> Representable<FamilyConfig> {
         .map(|(number, layer)| {
             let form = layer.other.map_or(0, |other| other + 1);
             let linear = layer.attention.linear().map(|linear| linear_plan(plan, number, linear));
-            json!({ "form": form, "window": layer.window, "linear": linear })
+            json!({
+                "form": form, "window": layer.window, "sink_tokens": layer.sink_tokens,
+                "normalizer": normalizer(block.normalizer), "linear": linear,
+            })
         })
         .collect();
     let config = json!({
@@ -77,6 +78,56 @@ pub(crate) fn kerple(plan: &Plan) -> Representable<FamilyConfig> {
     });
     let Value::Object(config) = config else { unreachable!("an object") };
     Ok(FamilyConfig { family: ModelFamily::Kerple, config, notes: notes(plan) })
+}
+
+/// Every key of a block is one that the Python code reads, that an export drops with a note, or that is refused here.
+fn check_block(block: &BlockConfig) -> Representable<()> {
+    let BlockConfig {
+        norm: _,
+        norm_eps: _,
+        embedding_norm: _,
+        residual: _,
+        qkv_bias: _,
+        out_bias: _,
+        mlp_bias: _,
+        n_kv_heads: _,
+        activation: _,
+        glu: _,
+        attn_scale: _,
+        scale_attn_by_layer: _,
+        qk_norm: _,
+        short_conv,
+        key_shift: _,
+        ssmax: _,
+        attn_temperature: _,
+        normalizer: _,
+        selective_attention,
+        sink: _,
+        attn_softcap: _,
+        clip_qkv: _,
+        tie_embeddings: _,
+        lm_head_bias: _,
+        attention: _,
+        scale_embeddings: _,
+        init: _,
+        dropout: _,
+        embedding_dropout: _,
+        hidden_dropout: _,
+    } = block;
+    need(short_conv.is_none(), "model.block.short_conv")?;
+    need(selective_attention.is_none(), "model.block.selective_attention")
+}
+
+/// A normaliser other than softmax, with all its choices.
+fn normalizer(normalizer: Normalizer) -> Option<Value> {
+    let choices = match normalizer {
+        Normalizer::Softmax => return None,
+        Normalizer::Softpick => json!({}),
+        Normalizer::StickBreaking(choices) => table(&choices),
+    };
+    let mut all = object(choices);
+    all.insert("kind".to_owned(), normalizer.kind().into());
+    Some(Value::Object(all))
 }
 
 /// What stands in the place of positions or of distances: how many it is drawn from, and the streams it is drawn from in

@@ -1,4 +1,4 @@
-//! Encodings as data for `positions_kerple.py` and `attention_kerple.py`.
+//! Encodings as data for `positions_kerple.py`, `content_kerple.py` and `attention_kerple.py`.
 
 use super::Representable;
 use kerple_core::calculus::parameter::Constraint;
@@ -6,7 +6,11 @@ use kerple_core::encoding::{
     BiasScale, Emulate, Encoding, EncodingForm, EncodingParameter, FormPositions, Geometry, Injection, Method,
     ParameterShare, ScoreModForm, bam, rotary, t5,
 };
-use kerple_core::forms::Absolute;
+use kerple_core::forms::{
+    Absolute, AngleIncrements, ContentRotation, FeatureGateMap, FeatureGates, ForgetGates, FourierMap, HouseholderMap,
+    PathFeatures, PolarMap, PositionKernel, QueryKeyMap,
+};
+use kerple_core::ops::gate_cumsum::GateMap;
 use serde_json::{Map, Value, json};
 
 /// Attributes of torch's modules, which no tensor of one can be called.
@@ -31,7 +35,8 @@ pub(super) fn form(encoding: &Encoding, geometry: &Geometry) -> Representable<Ma
     Ok(form)
 }
 
-fn object(value: Value) -> Map<String, Value> {
+/// The keys of a JSON object.
+pub(super) fn object(value: Value) -> Map<String, Value> {
     if let Value::Object(map) = value { map } else { Map::new() }
 }
 
@@ -71,28 +76,12 @@ fn entering(encoding: &Encoding, geometry: &Geometry) -> Representable<Map<Strin
         }
         Injection::Scores(_) => json!({ "enters": "scores", "table": table(encoding, geometry)? }),
         Injection::ScoreMod { .. } => Value::Object(map(encoding, geometry)?),
-        Injection::Gates { kernel: false } => json!({ "enters": "gates" }),
-        Injection::Gates { kernel: true } => {
-            return Err(format!(
-                "the kernel on learned positions of {} has no form in the torch code",
-                encoding.label()
-            ));
-        }
-        Injection::FeatureGates { .. } => {
-            return Err(format!("the gates of features of {} have no form in the torch code", encoding.label()));
-        }
-        Injection::ContentRotation { .. } => {
-            return Err(format!("the angles of {} have no form in the torch code", encoding.label()));
-        }
-        Injection::QueryKeyMap { .. } => {
-            return Err(format!("the map of queries and keys of {} has no form in the torch code", encoding.label()));
-        }
-        Injection::PathBias => {
-            return Err(format!("the bias over paths of {} has no form in the torch code", encoding.label()));
-        }
-        Injection::Householder { .. } => {
-            return Err(format!("the Householder products of {} have no form in the torch code", encoding.label()));
-        }
+        Injection::Gates { .. }
+        | Injection::FeatureGates { .. }
+        | Injection::ContentRotation { .. }
+        | Injection::QueryKeyMap { .. }
+        | Injection::PathBias
+        | Injection::Householder { .. } => content(&encoding.form(geometry, &encoding.initial(geometry, 0), 0..1)),
         Injection::RelativeBias => {
             let Method::Inkling(keys) = &encoding.method else { unreachable!("the method with a relative bias") };
             json!({ "enters": "relative", "rank": keys.rank, "reach": keys.reach, "log_scale": keys.log_scale })
@@ -100,6 +89,66 @@ fn entering(encoding: &Encoding, geometry: &Geometry) -> Representable<Map<Strin
         Injection::Code => json!({ "enters": "code" }),
     };
     Ok(object(form))
+}
+
+/// What a layer makes of its own rows, or maps queries and keys to with learned numbers.
+fn content(form: &EncodingForm) -> Value {
+    match form {
+        EncodingForm::Gates(ForgetGates { map, kernel, .. }) => {
+            json!({ "enters": "gates", "gate": gate(*map), "kernel": kernel.map(position_kernel) })
+        }
+        EncodingForm::FeatureGates(gates) => {
+            let rotation = gates.rotary.as_ref().map(|rotary| json!({ "frequencies": rotary.inv_freq }));
+            json!({ "enters": "decays", "decay": feature_gates(gates), "rotation": rotation })
+        }
+        EncodingForm::ContentRotation(ContentRotation { rates, increments, decay }) => {
+            let step = match increments {
+                AngleIncrements::Projected { .. } => Value::Null,
+                AngleIncrements::Steps(map) => gate(*map),
+            };
+            json!({ "enters": "turns", "rates": rates, "step": step, "decay": decay.as_ref().map(feature_gates) })
+        }
+        EncodingForm::QueryKeyMap(QueryKeyMap::Polar(PolarMap { rates, clamp })) => {
+            json!({ "enters": "polar", "frequencies": rates, "clamp": clamp })
+        }
+        EncodingForm::QueryKeyMap(QueryKeyMap::Fourier(FourierMap { rates, zero_pad, .. })) => {
+            json!({ "enters": "mixed_rotation", "frequencies": rates, "zero_pad": zero_pad })
+        }
+        EncodingForm::PathBias(PathFeatures { slopes, relative, .. }) => {
+            json!({ "enters": "path", "slopes": slopes, "relative": relative })
+        }
+        EncodingForm::Householder(HouseholderMap { gate_factor, .. }) => {
+            json!({ "enters": "reflections", "gate_factor": gate_factor })
+        }
+        _ => unreachable!("forms of these injections"),
+    }
+}
+
+fn gate(map: GateMap) -> Value {
+    match map {
+        GateMap::LogSigmoid => json!({ "kind": "log_sigmoid" }),
+        GateMap::Sigmoid { min, max } => json!({ "kind": "sigmoid", "min": min, "max": max }),
+        GateMap::Softplus { min } => json!({ "kind": "softplus", "min": min }),
+        GateMap::Exp => json!({ "kind": "exp" }),
+    }
+}
+
+fn position_kernel(kernel: PositionKernel) -> Value {
+    match kernel {
+        PositionKernel::Log => json!({ "kind": "log" }),
+        PositionKernel::Power => json!({ "kind": "power" }),
+        PositionKernel::Log3 => json!({ "kind": "log3" }),
+        PositionKernel::Spline { .. } => json!({ "kind": "spline" }),
+        PositionKernel::Table { grid_exponent, .. } => json!({ "kind": "table", "grid": 2f64.powi(grid_exponent) }),
+    }
+}
+
+fn feature_gates(FeatureGates { heads, map, scalar, pairs, .. }: &FeatureGates) -> Value {
+    let (rates, bound) = match map {
+        FeatureGateMap::LogSigmoid { bound } => (None, *bound),
+        FeatureGateMap::Sigmoid { rates } => (Some(rates), None),
+    };
+    json!({ "heads": heads, "rates": rates, "bound": bound, "scalar": scalar, "pairs": pairs })
 }
 
 fn embeddings(encoding: &Encoding, geometry: &Geometry) -> Value {
@@ -156,7 +205,9 @@ fn scaling(scaling: kerple_core::encoding::scaling::RopeScaling, geometry: &Geom
     use kerple_core::encoding::scaling::{DynamicNtk, Llama3, RopeScaling, RopeStretch, Yarn};
     let original = |len: Option<usize>| len.unwrap_or(geometry.train_len);
     Ok(match scaling {
-        RopeScaling::SelfExtend(_) => return Err(format!("{} has no form in the torch code", scaling.label())),
+        RopeScaling::SelfExtend(_) => {
+            return Err(format!("{} is for evaluation, no run trains with it", scaling.label()));
+        }
         RopeScaling::Linear(RopeStretch { factor, original_len }) => {
             json!({ "kind": "linear", "factor": factor, "original_len": original(original_len) })
         }
@@ -214,8 +265,8 @@ fn table(encoding: &Encoding, geometry: &Geometry) -> Representable<Value> {
     if encoding.scale == BiasScale::Inside {
         table["scale"] = (geometry.head_dim as f64).sqrt().recip().into();
     }
-    if encoding.distance_cap.is_some() {
-        return Err("encoding.distance_cap has no form in the torch code".to_owned());
+    if let Some(cap) = encoding.distance_cap {
+        table["cap"] = cap.into();
     }
     if let Some(reach) = encoding.reach {
         table["reach"] = reach.into();

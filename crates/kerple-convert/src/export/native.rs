@@ -94,7 +94,7 @@ pub(super) fn check_encoding(encoding: &Encoding) -> Representable<()> {
 }
 
 /// First tokens that stay visible under a window, of the encoding or of a kind of layers.
-pub(super) fn need_no_sink_tokens(plan: &Plan) -> Representable<()> {
+fn need_no_sink_tokens(plan: &Plan) -> Representable<()> {
     need(plan.encoding.sink_tokens.is_none(), "encoding.sink_tokens")?;
     let all = plan.model.every_layer(&plan.encoding);
     need(all.map(|layer| layer.sink_tokens).all(|sink_tokens| sink_tokens.is_none()), "model.layers.*.sink_tokens")

@@ -1,6 +1,7 @@
 use super::*;
 use kerple_lm::config::RunConfig;
 use kerple_lm::plan::DataInfo;
+use serde_json::json;
 
 /// A plan of a small model with these keys.
 fn plan(keys: &str) -> Plan {
@@ -109,25 +110,8 @@ fn models_go_out_as_what_knows_them() {
 }
 
 #[test]
-fn every_encoding_goes_out_or_is_refused_by_name() {
-    let options = ExportOptions { family: Some(ModelFamily::Kerple), ..ExportOptions::default() };
-    const REFUSED: [(&str, &str); 8] = [
-        ("kerple_positions", "the kernel on learned positions of"),
-        ("wall", "the gates of features of"),
-        ("grape_ap", "the bias over paths of"),
-        ("path", "the Householder products of"),
-        ("selective_rope", "the angles of"),
-        ("pope", "the map of queries and keys of"),
-        ("fope", "the map of queries and keys of"),
-        ("rotary_positions", "the angles of"),
-    ];
-    for (kind, what) in REFUSED {
-        let error = family_config(&of(&format!("\"{kind}\""), ""), &options).unwrap_err().to_string();
-        assert!(error.contains(&format!("{what} {kind}")), "{error}");
-    }
-    for kind in
-        kerple_core::encoding::METHODS.into_iter().filter(|kind| REFUSED.iter().all(|(refused, _)| refused != kind))
-    {
+fn every_encoding_is_exported() {
+    for kind in kerple_core::encoding::METHODS {
         let linear = if kind.ends_with("_spe") { "[model.block.attention.linear]\nn_features = 16\n" } else { "" };
         let plan = of(&format!("\"{kind}\""), linear);
         let found =
@@ -256,23 +240,32 @@ fn a_place_where_something_is_stays_as_it_is() {
 }
 
 #[test]
-fn first_tokens_under_a_window_have_no_equivalent() {
+fn what_other_architectures_have_no_words_for_is_exported_in_our_own() {
+    let neox = ExportOptions { family: Some(ModelFamily::GptNeox), ..ExportOptions::default() };
     for (encoding, model, key) in [
         ("{ kind = \"rotary\", window = 8, sink_tokens = 2 }", "", "encoding.sink_tokens"),
-        ("\"rotary\"", "[model.layers.a]\nevery = 2\nwindow = 8\nsink_tokens = 2\n", "model.layers.*.sink_tokens"),
+        ("\"rotary\"", "[model.block]\nnormalizer = \"softpick\"\n", "model.block.normalizer"),
+        ("\"rotary\"", "[model.block]\nattn_temperature = { floor = 4.0 }\n", "model.block.attn_temperature"),
     ] {
-        let error = family_config(&of(encoding, model), &ExportOptions::default()).unwrap_err().to_string();
+        assert_eq!(family(encoding, model), ModelFamily::Kerple);
+        let error = family_config(&of(encoding, model), &neox).unwrap_err().to_string();
         assert!(error.contains(&format!("it has no equivalent of {key}")), "{error}");
     }
+    let layers = |encoding: &str, model: &str| {
+        let found = family_config(&of(encoding, model), &ExportOptions::default()).unwrap();
+        found.config["layer_plan"].clone()
+    };
+    let own = layers("\"rotary\"", "[model.layers.a]\nat = [1]\nwindow = 8\nsink_tokens = 2\n");
+    assert_eq!((&own[0]["sink_tokens"], &own[1]["sink_tokens"]), (&Value::Null, &Value::from(2)));
+    let breaking =
+        layers("\"rotary\"", "[model.block]\nnormalizer = { kind = \"stick_breaking\", remainder = false }\n");
+    let expected = json!({ "kind": "stick_breaking", "attend_current": false, "remainder": false });
+    assert_eq!(breaking[0]["normalizer"], expected);
 }
 
 #[test]
-fn other_normalizers_than_softmax_have_no_equivalent() {
-    for (key, value) in [
-        ("normalizer", "\"softpick\""),
-        ("normalizer", "{ kind = \"stick_breaking\", remainder = false }"),
-        ("selective_attention", "\"exclusive\""),
-    ] {
+fn selective_attention_and_short_convolutions_have_no_equivalent() {
+    for (key, value) in [("selective_attention", "\"exclusive\""), ("short_conv", "4")] {
         let block = format!("[model.block]\n{key} = {value}\n");
         for family in [None, Some(ModelFamily::Kerple)] {
             let options = ExportOptions { family, ..ExportOptions::default() };

@@ -10,11 +10,14 @@ import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from .content_kerple import Content, decayed_products, fallen, path_bias, position_bias, reflected_products
 from .positions_kerple import waves
 
 # Numbers of one temporary array of a block of queries.
 MOST_HELD = 1 << 24
 MOST_ROWS = 256
+# Products within a block are computed feature by feature where these decay.
+MOST_DECAYED = 16
 LOWEST = torch.finfo(torch.float32).min
 
 
@@ -49,20 +52,21 @@ class Scoring:
     cap: float | None
     sinks: torch.Tensor | None  # [H]
     window: int | None
-    clocks: torch.Tensor | None = None  # running sums of gates, [B, H, K] float64
+    sink_tokens: int = 0  # first tokens that stay visible under a window
+    normalizer: dict | None = None  # of weights, in place of the softmax
+    content: Content | None = None  # what an encoding computes from rows
     relative: tuple | None = None  # rows [B, H, L, R] of a bias, and its profiles [R, E]
 
 
 def attend(q, k, v, at, positions, scoring):
-    """Softmax attention of queries [B, H, L, D] over keys and values [B, G, K, D]."""
-    groups = q.shape[1] // k.shape[1]
-    if is_flexible(q, positions):
+    """Softmax attention of queries [B, H, L, D] over keys and values [B, G, K, D]; keys may have a head for each of queries."""
+    if is_flexible(q, positions, scoring):
         return flexible(q, k, v, at, positions, scoring)
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     if is_plain(q, at, positions, scoring):
-        k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
         return functional.scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] > 1, scale=scoring.scale)
-    k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
     rows = block_rows(q, k, positions)
+    rows = rows if scoring.content is None or scoring.content.decays is None else min(rows, MOST_DECAYED)
     block = lambda first: attend_block(q[:, :, first : first + rows], k, v, first, at, positions, scoring)
     if q.shape[2] <= rows:
         return block(0)
@@ -77,7 +81,7 @@ def is_plain(q, at, positions, scoring):
     """Whether it is causal attention over all keys and nothing else."""
     simple = positions.bias is None and positions.weight is None and positions.form["enters"] != "map"
     simple = simple and scoring.cap is None and scoring.sinks is None and "decay_rates" not in positions.form
-    simple = simple and scoring.clocks is None and scoring.relative is None
+    simple = simple and scoring.content is None and scoring.relative is None and scoring.normalizer is None
     sees_all = at.mask is None and (scoring.window is None or scoring.window >= at.length)
     return simple and sees_all and (q.shape[2] == 1 or at.start == 0)
 
@@ -93,14 +97,15 @@ def block_rows(q, k, positions):
     return max(1, min(rows, MOST_ROWS))
 
 
-def seen_by(first, rows, at, window, keys):
+def seen_by(first, rows, at, window, keys, sink_tokens=0):
     """Distances [R, K] of a block of queries from some of the keys, and which are seen, [B or 1, 1, R, K]."""
     query = torch.arange(at.start + first, at.start + first + rows, device=at.positions.device)
     distance = query[:, None] - torch.arange(keys.start, keys.stop, device=query.device)
-    seen = distance >= 0
-    if window is not None:
-        seen = seen & (distance < window)
-    seen = seen[None, None]
+    near = distance < (at.length if window is None else window)
+    if sink_tokens:
+        near = near | (at.key_positions[:, None, None, keys.start : keys.stop] < sink_tokens)
+    seen = (distance >= 0) & near
+    seen = seen if seen.dim() == 4 else seen[None, None]
     if at.mask is not None:
         seen = seen & at.mask[:, None, None, keys.start : keys.stop]
     return distance.clamp(min=0), seen
@@ -109,11 +114,18 @@ def seen_by(first, rows, at, window, keys):
 def attend_block(q, k, v, first, at, positions, scoring):
     form, rows = positions.form, q.shape[2]
     # maps that see neighbours take all keys from the first on
-    begin = at.start + first - scoring.window + 1 if scoring.window is not None else 0
-    keys = range(0 if form["enters"] == "map" else max(begin, 0), at.start + first + rows)
+    from_first = form["enters"] == "map" or scoring.window is None or scoring.sink_tokens
+    keys = range(0 if from_first else max(at.start + first - scoring.window + 1, 0), at.start + first + rows)
     k, v = k[:, :, keys.start : keys.stop], v[:, :, keys.start : keys.stop]
-    distance, seen = seen_by(first, rows, at, scoring.window, keys)
-    s = scoring.scale * products(q, k, distance, form)
+    distance, seen = seen_by(first, rows, at, scoring.window, keys, scoring.sink_tokens)
+    content = scoring.content or Content()
+    if content.decays is not None:
+        s = decayed_products(q.float(), k.float(), content.decays[:, :, keys.start : keys.stop])
+    elif content.reflections is not None:
+        s = reflected_products(q.float(), k.float(), *(part[:, :, keys.start : keys.stop] for part in content.reflections))
+    else:
+        s = products(q, k, distance, form)
+    s = scoring.scale * s
     if scoring.cap is not None:
         s = scoring.cap * torch.tanh(s / scoring.cap)
     add_values = None
@@ -125,8 +137,15 @@ def attend_block(q, k, v, first, at, positions, scoring):
     if scoring.relative is not None:
         own, profiles = scoring.relative
         s = s + relative_bias(own[:, :, first : first + rows], profiles, distance)
-    if scoring.clocks is not None:
-        s = s + fallen(scoring.clocks, rows, keys).float()
+    if content.clocks is not None:
+        fall = fallen(content.clocks, rows, keys)
+        s = s + (fall if content.kernel is None else position_bias(fall, content.kernel)).float()
+    if content.path is not None:
+        of_queries, of_keys, slopes = content.path
+        s = s + path_bias(of_queries[:, :, first : first + rows], of_keys[:, :, keys.start : keys.stop], slopes, seen)
+    if scoring.normalizer is not None:
+        weights = NORMALIZERS[scoring.normalizer["kind"]](s, seen, distance, scoring.normalizer)
+        return weights.to(v.dtype) @ v
     s = s.masked_fill(~seen, LOWEST)
     if scoring.sinks is not None:
         sinks = scoring.sinks.float()[None, :, None, None].expand(s.shape[0], -1, rows, 1)
@@ -137,23 +156,34 @@ def attend_block(q, k, v, first, at, positions, scoring):
     return out if add_values is None else out + add_values(weights).to(out.dtype)
 
 
+def stick_breaking(s, seen, distance, choices):
+    """Every key, from the query to the left, takes a share of what the keys before it have left."""
+    own = torch.zeros_like(distance, dtype=torch.bool)
+    own[:, distance.shape[1] - distance.shape[0] :].fill_diagonal_(True)
+    taking = seen if choices["attend_current"] else seen & ~own
+    s = s.masked_fill(~taking, 0.0)
+    others = functional.logsigmoid(-s).masked_fill(~taking, 0.0)
+    left = others.double().flip(-1).cumsum(-1).flip(-1).float()
+    weights = (s + left).exp().masked_fill(~taking, 0.0)
+    return weights + left[..., :1].exp() * (seen & own) if choices["remainder"] else weights
+
+
+def softpick(s, seen, distance, choices):
+    """Weights may be 0, and need not sum to 1."""
+    s = s.masked_fill(~seen, LOWEST)
+    most = s.detach().amax(-1, keepdim=True).clamp(min=0.0)
+    above = ((s - most).exp() - (-most).exp()).masked_fill(~seen, 0.0)
+    return torch.relu(above) / (above.abs().sum(-1, keepdim=True) + 1e-8)
+
+
+NORMALIZERS = {"stick_breaking": stick_breaking, "softpick": softpick}
+
+
 def relative_bias(rows, profiles, distance):
     """The bias that each row makes of its own features, [B, H, R, K]; 0 at distances without a profile."""
     reach = profiles.shape[1]
     bias = (rows @ profiles).gather(3, distance.clamp(max=reach - 1).expand(*rows.shape[:2], *distance.shape))
     return bias.masked_fill(distance >= reach, 0.0)
-
-
-def clocks_of(gates):
-    """Running sums of gates kept with keys, [B, G, K, H / G] to [B, H, K] float64."""
-    batch, groups, keys, heads = gates.shape
-    return gates.permute(0, 1, 3, 2).reshape(batch, groups * heads, keys).double().cumsum(-1)
-
-
-def fallen(clocks, rows, keys):
-    """How far clocks fall from each of these keys to each of the last `rows` of them, [B, H, rows, keys]."""
-    own = clocks[..., keys.stop - rows : keys.stop, None]
-    return own - clocks[..., None, keys.start : keys.stop]
 
 
 def products(q, k, distance, form):
@@ -307,8 +337,9 @@ MAPS = {"fire": fire, "dape": dape, "cope": cope, "shaw": shaw, "transformer_xl"
 # FlexAttention: tiles of scores, changed by a table, on CUDA.
 
 
-def is_flexible(q, positions):
+def is_flexible(q, positions, scoring):
     simple = positions.form["enters"] != "map" and "decay_rates" not in positions.form
+    simple = simple and scoring.normalizer is None and not scoring.sink_tokens
     return simple and q.is_cuda and q.shape[2] > 1 and (positions.bias is not None or positions.weight is not None)
 
 

@@ -7,9 +7,10 @@ class KerpleConfig(PretrainedConfig):
 
     `encoding` is the `[encoding]` table of the run, `block` its `[model.block]` table. `forms` says what the modelling code
     computes: one entry for the model's encoding, and one for each other that stands in some layers. An entry has
-    `enters` (`nowhere`, `embeddings`, `rotation`, `scores`, `map` or `code`), the constants of its formula, and `parameters`:
-    the learned tensors, each with `name`, `shape`, `share` (`model` or `layer`), range and start. `layer_plan` has an entry a
-    layer: `form` (which of them), `window` (keys in sight, or null) and `linear` (linear attention's plan, or null).
+    `enters` (`nowhere`, `embeddings`, `rotation`, `polar`, `mixed_rotation`, `scores`, `map`, `gates`, `relative`, `decays`, `turns`, `path`,
+    `reflections` or `code`), the constants of its formula, and `parameters`: the learned tensors, each with `name`, `shape`, `share` (`model` or `layer`), range and start. `layer_plan` has an entry a
+    layer: `form` (which of them), `window` (keys in sight, or null), `sink_tokens` (first tokens that stay in sight under a window, or null),
+    `normalizer` (what takes the softmax's place, or null) and `linear` (linear attention's plan, or null).
 
     `span` matters where positions are drawn, or rotary rates follow the length: it is how many tokens a text will have in the end,
     so that single steps with a cache are those of one pass over so many. Without it every call goes by its own length.

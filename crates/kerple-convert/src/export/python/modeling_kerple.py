@@ -8,8 +8,9 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
-from .attention_kerple import Pass, Positions, Scoring, attend, attend_linear, clocks_of
+from .attention_kerple import Pass, Positions, Scoring, attend, attend_linear
 from .configuration_kerple import KerpleConfig
+from .content_kerple import content_of, content_turn, left_by, placed
 from .drawn_kerple import coded, positions_drawn
 from .positions_kerple import angles, follows_length, table, turned, used, waves
 
@@ -21,6 +22,10 @@ ACTIVATIONS = {
     "relu": functional.relu,
     "relu2": lambda x: functional.relu(x).square(),
 }
+
+
+# What maps queries and keys by position.
+ROTATIONS = ("rotation", "polar", "mixed_rotation")
 
 
 class KerpleNorm(nn.Module):
@@ -139,13 +144,14 @@ class KerpleEncoding(KerpleLearned):
         if plan["linear"] is None and form.get("table") is not None:
             lags = torch.arange(at.length, device=device) if positions.drawn is None else positions.drawn
             positions.bias, positions.weight = table(form["table"], values, self.config.num_attention_heads, lags)
-        rotation = form if form["enters"] == "rotation" else form.get("rotation")
+        rotation = form if form["enters"] in ROTATIONS else form.get("rotation")
         if rotation is not None:
-            # keys stay unrotated in the cache where all are turned anew as the sequence grows
+            # keys stay unrotated in the cache where all are turned anew as the sequence grows, and where each query head turns them
             grows = follows_length(rotation) or positions.drawn is not None
+            again = grows and self.config.span is None or form["enters"] == "mixed_rotation"
             length = self.span(at) if grows else at.length
             of = lambda places: angles(rotation, length, places if positions.drawn is None else positions.drawn[places])
-            positions.turn = (of(at.positions), of(at.key_positions) if grows and self.config.span is None else None)
+            positions.turn = (of(at.positions), of(at.key_positions) if again else None)
         return positions
 
 
@@ -167,6 +173,7 @@ class KerpleAttention(nn.Module):
         if block.get("sink") == "learned":
             self.sinks = nn.Parameter(torch.zeros(self.heads))
         self.block, self.plan = block, config.layer_plan[layer]
+        self.sink_tokens = self.plan.get("sink_tokens") or 0
         self.scale = block.get("attn_scale") or self.dim**-0.5
         if block.get("attn_scale") is not None:
             self.scale = block["attn_scale"]
@@ -205,20 +212,16 @@ class KerpleAttention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         if self.block.get("ssmax") is not None:
             seen = at.positions + 1
-            seen = seen if self.plan["window"] is None else seen.clamp(max=self.plan["window"])
+            seen = seen if self.plan["window"] is None else seen.clamp(max=self.plan["window"] + self.sink_tokens)
             logs = seen.clamp(min=1).double().log().float()[:, None, :, None]
             q = (q.float() * logs * self.growth.float()[:, None, None]).to(q.dtype)
+        if self.block.get("attn_temperature") is not None:
+            floor, alpha = self.block["attn_temperature"]["floor"], self.block["attn_temperature"]["alpha"]
+            factor = 1 + alpha * torch.log1p(((at.positions.double() + 1) / floor).floor())
+            q = (q.float() * factor.float()[:, None, :, None]).to(q.dtype)
         if positions.form.get("map") == "transformer_xl":
             q = q + positions.values["u"].to(q.dtype)[:, None]
         return q, k, v, projected
-
-    def gates(self, x, values):
-        """Logarithms of what tokens let through of what lies before them, for the query heads of each key head, [B, G, L, H / G]."""
-        logits = values["bias"].float().expand(*x.shape[:2], -1)
-        if "weight" in values:
-            logits = logits + x.float() @ values["weight"].float()
-        gates = nn.functional.logsigmoid(logits)
-        return gates.view(*x.shape[:2], self.groups, -1).transpose(1, 2)
 
     def relative(self, x, at, positions):
         """Rows [B, H, L, R] of a relative bias and its profiles, and the factor of queries and rows, [B or 1, 1, L, 1]."""
@@ -230,40 +233,64 @@ class KerpleAttention(nn.Module):
             factor = (1 + alpha * ((at.positions.double() + 1) / floor).clamp(min=1).log()).float()[:, None, :, None]
         return (rows * factor, profiles), factor
 
+    def of_each(self, k):
+        """A key for each query head that reads it."""
+        return k.repeat_interleave(self.heads // self.groups, 1)
+
+    def with_earlier(self, k, v, left, projected, cache):
+        """Keys, values and what tokens have left, with those of earlier calls.
+
+        A cache keeps what tokens leave as features of their keys, which are of single precision then.
+        """
+        if cache is None:
+            return k, v, left
+        dtype, width = k.dtype, k.shape[-1]
+        packed = torch.cat([k.float(), *left.values()], -1) if left else k
+        packed = packed if projected is None else torch.cat([packed, projected.to(packed.dtype)], -1)
+        packed, values = cache.update(packed, v, self.layer)
+        widths = [width, *(part.shape[-1] for part in left.values())]
+        k, *parts = packed[..., : sum(widths)].split(widths, -1)
+        return k.to(dtype), values.to(v.dtype), dict(zip(left, parts))
+
     def forward(self, x, at, positions, cache):
         q, k, v, projected = self.prepared(x, at, positions, cache)
         relative = None
         if positions.form["enters"] == "relative":
             relative, factor = self.relative(x, at, positions)
             q = (q.float() * factor).to(q.dtype)
-        clocks, gated = None, positions.form["enters"] == "gates"
+        form, values = positions.form, positions.values
         turn, turn_keys = positions.turn or (None, None)
         if turn is not None:
-            q = turned(q, *turn)
-            k = turned(k, *turn) if turn_keys is None else k
-        code = positions.form["enters"] == "code"
-        if code:
+            q = placed(q, turn, form, values, True)
+            k = placed(k, turn, form, values, False) if turn_keys is None else k
+        if form["enters"] == "code":
             # a cache keeps codes of keys, of single precision
-            q, k = (coded(part, self.plan["linear"], positions.values, at.positions, part is q) for part in (q, k))
-        if gated:
-            # a cache keeps them as features of the keys, and is of single precision then
-            k = torch.cat([k.float(), self.gates(x, positions.values)], -1)
-        if cache is not None:
-            k = k if projected is None else torch.cat([k, projected.to(k.dtype)], -1)
-            k, v = cache.update(k, v, self.layer)
-            k, v = k if projected is None else k[..., : -self.dim], v.to(x.dtype)
-        if gated:
-            clocks = clocks_of(k[..., self.dim :])
-            k = k[..., : self.dim].to(q.dtype)
+            q, k = (coded(part, self.plan["linear"], values, at.positions, part is q) for part in (q, k))
+        left = left_by(x, form, values, self.heads, self.groups)
+        k, v, left = self.with_earlier(k, v, left, projected, cache)
         if turn_keys is not None:
-            k = turned(k, *turn_keys)
+            k = placed(self.of_each(k), turn_keys, form, values, False)
+        if form["enters"] == "turns":
+            cos, sin = content_turn(left, form, values, at, self.heads)
+            q = turned(q, *(part[:, :, -q.shape[2] :] for part in (cos, sin)))
+            k = turned(self.of_each(k), cos, sin)
+        content = content_of(left, positions, at, self.heads) if left else None
         if self.plan["linear"] is not None:
-            a = attend_linear(q, k, v, at, self.plan["linear"], positions.values, clocks)
+            a = attend_linear(q, k, v, at, self.plan["linear"], values, content and content.clocks)
         else:
             sinks = None
             if self.block.get("sink", "none") != "none":
                 sinks = self.sinks if self.block["sink"] == "learned" else torch.zeros(self.heads, device=x.device)
-            scoring = Scoring(self.scale, self.block.get("attn_softcap"), sinks, self.plan["window"], clocks, relative)
+            scoring = Scoring(
+                self.scale,
+                self.block.get("attn_softcap"),
+                sinks,
+                self.plan["window"],
+                self.sink_tokens,
+                self.plan.get("normalizer"),
+                content,
+                relative,
+            )
             a = attend(q, k, v, at, positions, scoring)
         return self.dense(a.transpose(1, 2).reshape(*x.shape[:2], self.heads * self.dim))
 
@@ -335,7 +362,7 @@ class KerplePreTrainedModel(PreTrainedModel):
 
 
 def begin(value, start):
-    """Fills a tensor as a parameter of an encoding begins: a number, a range, gates of given spans, or a normal distribution."""
+    """Fills a tensor as a parameter of an encoding begins: a number, a range, gates of given spans, or normal draws, around ones or not."""
     if isinstance(start, list):
         value.uniform_(*start)
     elif isinstance(start, dict) and "spans" in start:
@@ -344,6 +371,10 @@ def begin(value, start):
         value.copy_(-torch.expm1(1.0 / tokens).log())
     elif isinstance(start, dict):
         value.normal_(start.get("mean", 0.0), start.get("std", 1.0))
+        if "rows" in start:
+            columns = torch.arange(start["columns"], device=value.device)
+            rows = columns * -(-start["rows"] // start["columns"])
+            value[..., rows[rows < start["rows"]], columns[rows < start["rows"]]] += 1.0
     else:
         value.fill_(0.0 if start is None else float(start))
 

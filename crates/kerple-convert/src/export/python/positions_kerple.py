@@ -90,7 +90,7 @@ def kernel(program, values, d, r):
 
 def table(form, values, heads, lags):
     """Bias and weight at distances `lags` [L], [H, L] float32 each; None where there is none."""
-    lags, r = lags.double(), rounding(form)
+    lags, r = lags.double().clamp(max=form.get("cap", math.inf)), rounding(form)
     d, kind, weight = r(lags), form["kind"], None
     if kind == "kernels":
         rows = {name: value.reshape(-1, 1) for name, value in values.items() if value.dim() == 1}
