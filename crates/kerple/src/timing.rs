@@ -215,14 +215,35 @@ pub fn times(repeats: usize, mut work: impl FnMut()) -> Vec<f64> {
 /// # Errors
 /// Unless all values are finite and differ by at most `tolerance` of the reference's largest value.
 pub fn check_agreement(what: &str, found: &[f32], reference: &[f32], tolerance: f32) -> CommandResult {
-    let largest = reference.iter().fold(0f32, |m, x| m.max(x.abs()));
-    let error = found.iter().zip(reference).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+    let largest = |values: &mut dyn Iterator<Item = f32>| f64::from(values.fold(0f32, |m, x| m.max(x.abs())));
+    check_difference((what, "largest value"), [found, reference], tolerance, largest)
+}
+
+/// The same by Euclidean norms, for gradients of functions with kinks: a ReLU near 0 that rounding takes to the other side changes
+/// single values, and hardly their norm.
+///
+/// # Errors
+/// Unless all values are finite and their differences have at most `tolerance` of the reference's norm.
+pub fn check_norm(what: &str, found: &[f32], reference: &[f32], tolerance: f32) -> CommandResult {
+    let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
+    check_difference((what, "norm"), [found, reference], tolerance, norm)
+}
+
+fn check_difference(
+    (what, name): (&str, &str),
+    [found, reference]: [&[f32]; 2],
+    tolerance: f32,
+    size: impl Fn(&mut dyn Iterator<Item = f32>) -> f64,
+) -> CommandResult {
+    let error = size(&mut found.iter().zip(reference).map(|(a, b)| a - b));
+    let of_reference = size(&mut reference.iter().copied());
+    let is_finite = found.iter().chain(reference).all(|x| x.is_finite());
     // NaN fails too
-    if found.len() == reference.len() && error <= tolerance * largest && found.iter().all(|x| x.is_finite()) {
+    if found.len() == reference.len() && error <= f64::from(tolerance) * of_reference && is_finite {
         return Ok(());
     }
     Err(CommandError::failed(
-        format!("{what} differs from the reference by {error:e}, whose largest value is {largest:e}"),
+        format!("{what} differs from the reference by {error:e} in its {name}, which is {of_reference:e}"),
         "this is a bug in kerple; nothing was timed",
     ))
 }

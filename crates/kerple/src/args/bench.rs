@@ -30,11 +30,13 @@ pub struct BenchAttentionArgs {
     /// What it does to queries and keys before is not timed.
     #[arg(long, value_parser = EncodingName, hide_possible_values = true)]
     pub encoding: Option<String>,
-    /// How scores become weights, timed alternately with the softmax.
+    /// How scores become weights, timed alternately with the softmax; KERPLE-log's scores unless
+    /// there is an --encoding.
     #[arg(long)]
     pub normalizer: Option<TimedNormalizer>,
     /// Whether a query's first head masks keys for later queries, or for itself too; timed
-    /// alternately with attention that masks none.
+    /// alternately with attention that masks none. KERPLE-log's scores unless there is an
+    /// --encoding.
     #[arg(long)]
     pub selective_attention: Option<TimedSelective>,
     #[command(flatten)]
