@@ -216,7 +216,15 @@ impl PositionalEncoding {
     /// # Errors
     /// A method that does not rotate, or a scaling that gives no rates.
     pub fn with_rope_scaling(&self, scaling: RopeScaling) -> Result<PositionalEncoding, ConfigError> {
-        self.encoding.with_rope_scaling(scaling).map(|encoding| self.evaluated_as(encoding))
+        let scaled = self.encoding.with_rope_scaling(scaling).map_err(|error| {
+            if self.encoding.rotates() || !self.others.iter().any(|other| other.encoding.rotates()) {
+                return error;
+            }
+            let message = format!("{}, and layers that rotate are scaled with the model's own encoding", error.message);
+            let hint = "train with the rotary encoding as the model's own, and the other one in [model.layers]";
+            ConfigError::new(&error.key, message, hint)
+        });
+        scaled.map(|encoding| self.evaluated_as(encoding))
     }
 
     /// Sizes of the model it serves.

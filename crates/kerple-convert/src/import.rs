@@ -38,6 +38,8 @@ use tensors::{TensorReader, TransformersFolder};
 
 /// The file that describes a model.
 const CONFIG: &str = "config.json";
+/// Makes transformers load weights that are added to others.
+const ADAPTER: &str = "adapter_config.json";
 
 /// The options of an import, for what the files leave open.
 #[derive(Clone, Debug, Default)]
@@ -112,6 +114,12 @@ fn read(folder: &Path, out: &Path, options: &ImportOptions) -> Result<Imported> 
     if let Some(asked) = &options.pos_emb {
         let message = format!("--pos-emb {asked}: {} is not a GPT-NeoX run", folder.display());
         return Err(Error::refused(message, "leave out the option"));
+    }
+    if kerple_run::files::is_file(&folder.join(ADAPTER)).unwrap_or(false) {
+        let message = format!("{} has {ADAPTER}: transformers adds the adapter to the weights", folder.display());
+        let hint =
+            "merge it into the weights first, with peft's merge_and_unload, or remove the file to import them alone";
+        return Err(Error::refused(message, hint));
     }
     let text = config::read_text(&folder.join(CONFIG), config::DESCRIPTION).map_err(|error| no_model(folder, error))?;
     let path = folder.join(CONFIG);

@@ -17,7 +17,7 @@ use crate::layers::{self, AllKeys, AttentionWindow};
 use crate::schedule::LrScheduler;
 use check::{
     check, check_block, check_chunk_len, check_documents, check_encodings, check_layers, check_logits, check_pooling,
-    check_task, check_train, check_trained_scaling, check_until,
+    check_scaled_layers, check_task, check_train, check_trained_scaling, check_until,
 };
 use heads::check_heads;
 use kerple_burn::forward_context::ForwardContext;
@@ -321,16 +321,28 @@ impl Plan {
         if encoding == &self.encoding {
             return Ok(());
         }
+        let model = self.model_evaluated_as(encoding);
+        let checked = check_layers(self.data.task.as_ref(), encoding, &self.geometry(), &model)
+            .and_then(|()| check_scaled_layers([&self.encoding, encoding], &model));
+        checked.map_err(|error| {
+            let message = format!("a run of {} cannot be evaluated as {}: {error}", self.label, encoding.label());
+            Error::refused(message, "omit --window and --rope-scaling, or train another run")
+        })
+    }
+
+    /// The layers of the model where its encoding is changed into this one for an evaluation: another window is that of all of them.
+    fn model_evaluated_as(&self, encoding: &Encoding) -> ModelPlan {
         let mut model = self.model.clone();
         if encoding.window != self.encoding.window {
             let window = encoding.window.map_or(AttentionWindow::All(AllKeys::All), AttentionWindow::Last);
             model.layers.values_mut().for_each(|kind| kind.window = Some(window));
         }
-        let checked = check_layers(self.data.task.as_ref(), encoding, &self.geometry(), &model);
-        checked.map_err(|error| {
-            let message = format!("a run of {} cannot be evaluated as {}: {error}", self.label, encoding.label());
-            Error::refused(message, "omit --window and --rope-scaling, or train another run")
-        })
+        model
+    }
+
+    /// The label of the run where its encoding is changed into this one for an evaluation.
+    pub fn label_evaluated_as(&self, encoding: &Encoding) -> String {
+        self.model_evaluated_as(encoding).label(encoding)
     }
 
     /// Refuses evaluation with separate documents where this model cannot have them.
@@ -338,7 +350,11 @@ impl Plan {
     /// # Errors
     /// What does not support them.
     pub fn check_separate_documents(&self) -> Result<()> {
-        check_documents(self.data.task.as_ref(), None, &self.encoding, &self.model)
+        let checked = check_documents(self.data.task.as_ref(), None, &self.encoding, &self.model);
+        checked.map_err(|error| match error {
+            Error::Config { message, .. } => Error::refused(message, "evaluate with --documents joined"),
+            other => other,
+        })
     }
 
     /// The pass that evaluates a group of sequences, the first of which has this number. All sequences share a draw of randomized

@@ -1,6 +1,7 @@
 //! The training conditions of a run, and the words that distinguish runs with different conditions.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::LazyLock;
 
 use serde_json::Value;
 
@@ -28,6 +29,22 @@ const LEFT_OUT: [&str; 16] = [
 /// Those of them that decide the last update of a run with a stop rule.
 const VALIDATIONS: [&str; 2] = ["train.eval_interval", "train.eval_sequences"];
 
+/// The usual values of a block, which plans write down only where some key of it has another, and then not all of them.
+pub const USUAL_BLOCK: &str = r#"{
+    "norm": "layer", "norm_eps": 1e-5, "embedding_norm": false, "residual": "sequential", "qkv_bias": true, "out_bias": true,
+    "mlp_bias": true, "activation": "gelu", "glu": false, "scale_attn_by_layer": false, "qk_norm": false, "key_shift": false,
+    "normalizer": "softmax", "sink": "none", "tie_embeddings": false, "lm_head_bias": false, "attention": "softmax",
+    "scale_embeddings": false, "init": "normal", "dropout": 0.0, "embedding_dropout": "added", "hidden_dropout": false
+}"#;
+
+/// Those of keys `model.block.KEY`.
+static USUAL: LazyLock<BTreeMap<String, Value>> = LazyLock::new(|| {
+    let usual = serde_json::from_str(USUAL_BLOCK).expect("the usual values are JSON");
+    let mut keys = BTreeMap::new();
+    flatten("model.block".to_owned(), &usual, &mut keys);
+    keys
+});
+
 /// What a reader looks at first when two settings differ; other keys follow by name.
 const FIRST: [&str; 9] =
     ["n_layers", "d_model", "n_heads", "head_dim", "steps", "batch_size", "learning_rate", "sampling", "tokenizer"];
@@ -49,6 +66,8 @@ impl Conditions {
             let is_left_out = |left_out: &&str| key == left_out || key.starts_with(&format!("{left_out}."));
             counted.contains(&key.as_str()) || !LEFT_OUT.iter().any(is_left_out)
         });
+        keys.retain(|key, value| USUAL.get(key) != Some(value));
+        leave_out_encodings_of_layers(&mut keys);
         // Plans say these twice, the second time for readers that know nothing of `train`.
         for key in ["steps", "train_len"] {
             if keys.contains_key(&format!("train.{key}")) {
@@ -86,6 +105,23 @@ impl Conditions {
     }
 }
 
+/// Encodings of kinds of layers, with their windows, are compared as the model's own is: a run's label names them, and where they stand.
+fn leave_out_encodings_of_layers(keys: &mut BTreeMap<String, Value>) {
+    const COMPARED: [&str; 3] = ["encoding", "window", "sink_tokens"];
+    let kind_and_key = |path: &str| -> Option<(String, String)> {
+        let (name, key) = path.strip_prefix("model.layers.")?.split_once('.')?;
+        Some((name.to_owned(), key.split('.').next().unwrap_or(key).to_owned()))
+    };
+    keys.retain(|path, _| kind_and_key(path).is_none_or(|(_, key)| !COMPARED.contains(&&*key)));
+    let left: BTreeSet<String> = keys
+        .keys()
+        .filter_map(|path| kind_and_key(path))
+        .filter(|(_, key)| key != "at")
+        .map(|(name, _)| name)
+        .collect();
+    keys.retain(|path, _| kind_and_key(path).is_none_or(|(name, _)| left.contains(&name)));
+}
+
 fn flatten(path: String, value: &Value, keys: &mut BTreeMap<String, Value>) {
     match value {
         Value::Object(members) => {
@@ -120,7 +156,7 @@ impl Differences {
             .iter()
             .map(|path| {
                 let alone = paths.iter().filter(|other| last(other) == last(path)).count() == 1;
-                let values = all.iter().map(|conditions| shown(conditions.0.get(*path))).collect();
+                let values = all.iter().map(|conditions| shown(conditions.0.get(*path).or(USUAL.get(*path)))).collect();
                 (if alone { last(path) } else { (*path).clone() }, values)
             })
             .collect();
@@ -219,6 +255,31 @@ mod tests {
             assert_ne!(one, other, "{path}");
             assert_ne!(one.fingerprint(), other.fingerprint(), "{path}");
         }
+    }
+
+    #[test]
+    fn a_block_is_compared_by_what_is_not_usual() {
+        let (usual, mut other) = (plan(2, 9), plan(2, 9));
+        other["model"]["block"] = serde_json::from_str(USUAL_BLOCK).unwrap();
+        assert_eq!(Conditions::of_plan(&usual), Conditions::of_plan(&other));
+        other["model"]["block"]["normalizer"] = json!("softpick");
+        let all = [usual, other].map(|plan| Conditions::of_plan(&plan));
+        assert_eq!(Differences::between(&[&all[0], &all[1]]).summary(), "normalizer softmax | softpick");
+    }
+
+    #[test]
+    fn encodings_of_layers_are_compared_and_their_sizes_are_conditions() {
+        let of = |layers: Value| {
+            let mut plan = plan(2, 9);
+            plan["model"]["layers"] = json!({ "some": layers });
+            Conditions::of_plan(&plan)
+        };
+        let alibi = of(json!({ "at": [0], "encoding": { "kind": "alibi" }, "window": 8 }));
+        assert_eq!(alibi, of(json!({ "at": [1], "encoding": { "kind": "rotary", "base": 1e4 } })));
+        assert_eq!(alibi, Conditions::of_plan(&plan(2, 9)));
+        let heads = |at: usize| of(json!({ "at": [at], "n_heads": 2, "encoding": { "kind": "alibi" } }));
+        assert_ne!(heads(0), alibi);
+        assert_ne!(heads(0), heads(1));
     }
 
     #[test]

@@ -20,7 +20,7 @@ mod run;
 pub mod statistics;
 mod write;
 
-pub use conditions::{Conditions, Differences};
+pub use conditions::{Conditions, Differences, USUAL_BLOCK};
 pub use error::{Error, Result};
 pub use page::ReportOptions;
 pub use page::table_text;

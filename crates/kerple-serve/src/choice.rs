@@ -75,10 +75,12 @@ impl<'s> Choice<'s> {
             decoded: 0,
             certain: 0,
         };
-        let mut entries = Vec::new();
+        let (mut entries, mut whole) = (Vec::new(), String::new());
         for (place, token) in prompt.tokens.iter().enumerate() {
             let offset = choice.decoded;
-            choice.decoded += choice.decoder.push(*token).chars().count();
+            let piece = choice.decoder.push(*token);
+            choice.decoded += piece.chars().count();
+            whole += &piece;
             if let Some(found) = predicted {
                 entries.push(choice.entry(*token, offset, place.checked_sub(1).map(|row| of_row(found, row))));
             }
@@ -87,10 +89,13 @@ impl<'s> Choice<'s> {
             choice.decoded = 0;
             return (choice, None);
         }
-        let text = prompt.text.clone().unwrap_or_else(|| shared.tokenizer.decode(&prompt.tokens));
+        // a character that the prompt begins and the text ends is of the text
+        let ends = request.count == 0;
+        let text = || if ends { shared.tokenizer.decode(&prompt.tokens) } else { whole };
+        let text = prompt.text.clone().unwrap_or_else(text);
         choice.decoded = text.chars().count();
         choice.certain = choice.decoded;
-        let finish = (request.count == 0).then_some(FinishReason::Length);
+        let finish = ends.then_some(FinishReason::Length);
         (choice, Some(TextDelta { text, entries, added: 0, finish }))
     }
 

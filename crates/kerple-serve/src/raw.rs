@@ -143,6 +143,14 @@ pub(crate) fn within<'b, T: Deserialize<'b> + PartialOrd + Copy>(
 
 /// A value that is not what it must be.
 pub(crate) fn wrong(param: &'static str, raw: &RawValue, expected: &str) -> ApiError {
+    // all that a reader of JSON refuses in JSON
+    if serde_json::from_str::<serde_json::Value>(raw.get()).is_err_and(|error| error.to_string().contains("hex escape"))
+    {
+        return ApiError::bad(
+            param,
+            format!("`{param}` has an escape from \\ud800 to \\udfff without the other of its pair"),
+        );
+    }
     ApiError::bad(param, format!("`{param}` is {}; it must be {expected}", shortened(raw.get())))
 }
 

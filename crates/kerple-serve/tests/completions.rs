@@ -268,6 +268,38 @@ fn every_alternative_comes_back_and_has_a_name_of_its_own() {
 }
 
 #[test]
+fn a_character_that_a_prompt_begins_comes_back_once() {
+    let client = Client::new(served("alibi"));
+    let mut completed = 0;
+    for seed in 0..60 {
+        let choice = client.complete(json!({
+            "prompt": [98, 0xc3], "max_tokens": 4, "temperature": 9, "seed": seed, "echo": true, "logprobs": 0,
+            "return_tokens_as_token_ids": true, "ignore_eos": true,
+        }));
+        let tokens = choice[0]["logprobs"]["tokens"].as_array().unwrap();
+        let number = |token: &Value| token.as_str()?.strip_prefix("token_id:")?.parse::<u8>().ok();
+        let bytes: Vec<u8> = tokens.iter().filter_map(number).collect();
+        if bytes.len() == 6 && bytes[2..].iter().all(|byte| *byte > 0) {
+            assert_eq!(choice[0]["text"], String::from_utf8_lossy(&bytes).into_owned(), "{bytes:?}");
+            completed += u32::from((0x80..0xc0).contains(&bytes[2]));
+        }
+    }
+    assert!(completed > 0);
+}
+
+#[test]
+fn half_of_a_surrogate_pair_is_named() {
+    let client = Client::new(served("alibi"));
+    for body in [r#"{"prompt":"\ud800"}"#, r#"{"prompt":["a","\udc00"]}"#, r#"{"prompt":"a","stop":"\ud800"}"#] {
+        let (status, answer) = client.send("POST", "/v1/completions", body);
+        assert!(
+            status.is_client_error() && answer.to_string().contains("without the other of its pair"),
+            "{body}: {answer}"
+        );
+    }
+}
+
+#[test]
 fn tokens_end_a_text_and_documents_need_not() {
     let client = Client::new(served("alibi"));
     let ask = |seed: u64, more: Value| {

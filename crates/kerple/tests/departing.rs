@@ -262,7 +262,7 @@ fn values_that_mean_something_else_begin_anew() {
     let notes = String::from_utf8(output.stderr).unwrap();
     // the model's own encoding then stands nowhere
     assert!(!output.status.success() && notes.contains("no layer uses the model's encoding"), "{notes}");
-    let main = "encoding.kind=rotary";
+    let main = "encoding.kind=none";
     let notes = begun(&place, "both", &["--set", near, "--set", main, "--set", "train.steps=0"]);
     assert!(!is_new(&notes, "encoding.others"), "{notes}");
 }

@@ -134,6 +134,107 @@ fn overrides_do_not_hide_each_other() {
 }
 
 #[test]
+fn a_search_names_what_it_replaces_and_what_a_synthetic_one_lacks() {
+    let place = Place::new();
+    place.make_data();
+    let search = |options: &[&'static str]| {
+        [&["kernel", "search", "--config", "run.toml", "--size", "1", "--base", "log", "--out", "out"], options]
+            .concat()
+    };
+    for (options, says) in [
+        (&["--budget", "1", "--set", "encoding.window=8"][..], "--set encoding.window=8: the search replaces"),
+        (&["--measure", "synthetic", "--protocol", "rolling:8"], "--protocol is for runs that are trained"),
+        (&["--measure", "synthetic", "--shard", "0/2"], "--shard is for runs that are trained"),
+    ] {
+        refused(&place, &search(options), says);
+        assert!(!place.path("out").exists(), "{says}");
+    }
+}
+
+#[test]
+fn tasks_of_a_comparison_replace_nothing_that_was_written() {
+    let place = with_runs();
+    let compare = |options: &[&'static str]| {
+        [&["compare", "--config", "task.toml", "--encodings", "alibi", "--lengths", "16", "--out", "out"], options]
+            .concat()
+    };
+    let says = "--set data.task=mqrar: --tasks replaces the task";
+    refused(&place, &compare(&["--tasks", "flipflop", "--set", "data.task=mqrar"]), says);
+    assert!(!place.path("out").exists());
+    let said = place.run(&compare(&["--tasks", "group_z2", "--set", "train.steps=1", "--set", "train.train_len=32", "--n-segments", "2"]));
+    let said = String::from_utf8_lossy(&said.stderr).into_owned();
+    assert!(said.contains("note: group_z2 trains on sequences of 16 tokens, not of 32"), "{said}");
+    let said = refused(&place, &["eval", "task", "--lengths", "1"], "flipflop is defined for 3 tokens or more");
+    assert!(said.contains("hint: use longer sequences"), "{said}");
+}
+
+#[test]
+fn numbers_that_are_not_finite_are_refused_by_key() {
+    let place = with_runs();
+    place.ok(&["train", "--config", "run.toml", "--set", "encoding.kind=rotary", "--out", "turned"]);
+    for (scaling, key) in [
+        ("{ kind = \"linear\", factor = nan }", "`factor`: NaN"),
+        ("{ kind = \"yarn\", attention_factor = inf }", "`attention_factor`: inf"),
+    ] {
+        refused(&place, &["eval", "turned", "--lengths", "16", "--rope-scaling", scaling], key);
+    }
+    let task = "{ kind = \"flipflop\", ignore = nan }";
+    refused(&place, &["eval", "task", "--lengths", "16", "--task", task], "`ignore` is not a finite number");
+}
+
+#[test]
+fn rotary_rates_are_scaled_in_every_layer_that_rotates_or_in_none() {
+    let place = Place::new();
+    place.make_data();
+    let train = |out: &'static str, own: &'static str, layer: &'static str| {
+        let (own, layer) =
+            (format!("encoding={own}"), format!("model.layers.other={{ at = [1], encoding = {layer} }}"));
+        let set = ["--set", "model.n_layers=2", "--set", &own, "--set", &layer];
+        place.ok(&[&["train", "--config", "run.toml", "--out", out], &set[..]].concat());
+    };
+    train("adapted", "\"rotary\"", "{ kind = \"dape\", base = \"rotary\" }");
+    let scaled = |run: &'static str, scaling: &'static str| ["eval", run, "--lengths", "32", "--rope-scaling", scaling];
+    refused(&place, &scaled("adapted", "self_extend"), "model.layers.other");
+    place.ok(&scaled("adapted", "yarn"));
+    let rows = place.read("adapted/evaluation.jsonl");
+    assert!(rows.contains("\"label\":\"rotary-scaling=yarn-at1=dape-base=rotary"), "{rows}");
+    train("inner", "\"none\"", "\"rotary\"");
+    let said = refused(&place, &scaled("inner", "yarn"), "layers that rotate are scaled with the model's own encoding");
+    assert!(said.contains("the other one in [model.layers]"), "{said}");
+    let unused = "model.layers.all={ at = [0], encoding = \"alibi\" }";
+    let arguments =
+        ["train", "--config", "run.toml", "--set", "encoding.kind=rotary", "--set", unused, "--out", "unused"];
+    refused(
+        &place,
+        &[&arguments[..], &["--set", "model.n_layers=1"]].concat(),
+        "no layer uses the model's encoding rotary",
+    );
+}
+
+#[test]
+fn the_demo_takes_its_own_text_only() {
+    let place = Place::new();
+    place.make_data();
+    std::fs::create_dir(place.path("out")).unwrap();
+    std::fs::rename(place.path("data"), place.path("out/data")).unwrap();
+    refused(&place, &["demo", "--out", "out"], "out/data is prepared text, but not that of the demo");
+    assert!(!place.path("out/runs").exists());
+}
+
+#[test]
+fn a_refused_resume_names_the_key_that_is_other() {
+    let place = with_runs();
+    let arguments = ["train", "--config", "run.toml", "--out", "run", "--set", "model.block.sink=\"off_by_one\""];
+    let said = refused(&place, &arguments, "model.block.sink = \"off_by_one\" (was \"none\")");
+    assert!(!said.contains("model.block.activation"), "{said}");
+    let usual: kerple_burn::plan::BlockConfig = serde_json::from_str(kerple_report::USUAL_BLOCK).unwrap();
+    assert_eq!(usual, kerple_burn::plan::BlockConfig::default());
+    let written = serde_json::to_value(&usual).unwrap();
+    let listed: serde_json::Value = serde_json::from_str(kerple_report::USUAL_BLOCK).unwrap();
+    assert!(written.as_object().unwrap().keys().all(|key| listed.get(key).is_some()), "{written}");
+}
+
+#[test]
 fn a_comparison_names_what_it_replaces() {
     let place = Place::new();
     place.make_data();
@@ -149,6 +250,11 @@ fn a_comparison_names_what_it_replaces() {
         refused(&place, &compare(options), says);
     }
     place.write("taken.toml", format!("{RUN}\n[model.layers.exchanged]\nat = [0]\nencoding = \"none\"\n"));
+    place.write("layered.toml", format!("{RUN}\n[model.layers.mine]\nat = [0]\nencoding = \"none\"\n"));
+    let layered = ["compare", "--config", "layered.toml", "--encodings", "alibi", "--layers", "0", "--out", "out"];
+    refused(&place, &layered, "--layers 0: [model.layers.mine] of the run file has that layer");
+    let outer = compare(&["--encodings", "rotary", "--layers", "0", "--rope-scaling", "yarn"]);
+    refused(&place, &outer, "with --layers it scales the model's own encoding");
     let taken = ["compare", "--config", "taken.toml", "--encodings", "alibi", "--layers", "0", "--out", "out"];
     refused(&place, &taken, "has layers of the kind `exchanged`");
     let output = place.run(&compare(&["--encodings", "alibi,rotary", "--rope-scaling", "yarn", "--shard", "0/2"]));

@@ -383,7 +383,16 @@ impl Encoding {
         scaling.check()?;
         let mut scaled = self.clone();
         let Some(rotary) = scaled.method.positional_mut().rotation_mut() else {
-            let message = format!("`{}` has no rotary rates", self.method.kind());
+            let kind = self.method.kind();
+            let message = match self.entry() {
+                Injection::FeatureGates { rotates: true, .. } => {
+                    format!("the rotary rates of `{kind}` with `order` cannot be scaled")
+                }
+                Injection::ContentRotation { .. } | Injection::QueryKeyMap { .. } => {
+                    format!("the rates of `{kind}` cannot be scaled")
+                }
+                _ => format!("`{kind}` has no rotary rates"),
+            };
             let hint = match scaling.grouped() {
                 Some(_) => "use `rotary`",
                 None => "use `rotary`, or `dape` with the base `rotary`",
@@ -394,6 +403,12 @@ impl Encoding {
         scaled.method.positional().check_keys()?;
         scaled.check_grouped()?;
         Ok(scaled)
+    }
+
+    /// Whether queries and keys turn by rates that [`Encoding::with_rope_scaling`] scales, or refuses to.
+    pub fn rotates(&self) -> bool {
+        let is_scaled = || self.method.clone().positional_mut().rotation_mut().is_some();
+        matches!(self.entry(), Injection::FeatureGates { rotates: true, .. }) || is_scaled()
     }
 
     /// How rotary rates are scaled.

@@ -153,7 +153,7 @@ pub const SCALINGS: [&str; 6] = ["linear", "ntk", "dynamic", "yarn", "llama3", "
 
 impl<'de> Deserialize<'de> for RopeScaling {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let value = match Value::deserialize(deserializer)? {
+        let value = match super::finite::value(deserializer)? {
             Value::String(kind) => serde_json::json!({ "kind": kind }),
             table => table,
         };

@@ -169,7 +169,11 @@ impl CorpusSummary {
         fingerprint(&serde_json::to_vec(&bare).expect("a summary has string keys only"))
     }
 
-    pub(crate) fn read(folder: &Path) -> Result<CorpusSummary> {
+    /// That of a folder.
+    ///
+    /// # Errors
+    /// A folder that is no prepared corpus, and a summary that is damaged.
+    pub fn read(folder: &Path) -> Result<CorpusSummary> {
         let file = folder.join(META);
         let none = || {
             // a mistyped path is more likely than a corpus that lost its summary

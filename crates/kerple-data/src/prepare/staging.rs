@@ -47,6 +47,12 @@ impl Staging {
             sweep(&out, name, &out);
         }
         if is_there(&out).map_err(Error::io(named, "look for"))? && !is_replaceable(&out)? {
+            if !out.is_dir() {
+                return Err(Error::refused(
+                    format!("{}: a file is in the way", named.display()),
+                    "choose another folder with --out",
+                ));
+            }
             let what =
                 if has_summary(&out)? { "has other files than a prepared corpus" } else { "is not a prepared corpus" };
             return Err(Error::refused(

@@ -242,6 +242,10 @@ impl<'de> Visitor<'de> for TaskVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> std::result::Result<TaskConfig, A::Error> {
         let mut keys = Map::deserialize(MapAccessDeserializer::new(map))?;
+        // what neither format has: TOML no null, JSON no nan
+        if let Some((key, _)) = keys.iter().find(|(_, value)| value.is_null()) {
+            return Err(A::Error::custom(format!("`{key}` is not a finite number")));
+        }
         let kind = keys.remove("kind");
         let Some(kind) = kind.as_ref().and_then(|kind| kind.as_str()) else {
             return Err(A::Error::custom("a task needs a `kind`, e.g. task = { kind = \"passkey\" }"));

@@ -47,6 +47,15 @@ pub(super) fn read(
         if let Some(ends) = ends.or(cap.map(|cap| format!("is constant from distance {cap} on"))) {
             notes.push(format!("the bias of {of_layers} {ends}: fitted kernels describe it up to there"));
         }
+        let settings = found.plan.model.layer(&found.plan.encoding, layers[0]);
+        if let Some(window) = settings.window {
+            let sink_tokens =
+                settings.sink_tokens.map_or_else(String::new, |first| format!(", and sink_tokens = {first}"));
+            notes.push(format!(
+                "queries of {of_layers} see the last {window} keys: keys of a run file leave it out, so add window = {window}\
+                 {sink_tokens}"
+            ));
+        }
         check_counts(path, curves.len() + 1, len)?;
         let table = encoding.table(layers[0], len);
         if table.weight.is_some() {

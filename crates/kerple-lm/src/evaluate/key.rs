@@ -118,7 +118,7 @@ impl EvaluationKey {
         let EvalResult { nll, tokens, windows, bytes, nll_by_position, nll_by_own_context, .. } = found;
         let EvalResult { nll_by_segment, key_tokens, task, rolling, .. } = found;
         EvaluationRow {
-            label: if encoding == &plan.encoding { plan.label.clone() } else { encoding.label() },
+            label: plan.label_evaluated_as(encoding),
             seed: plan.seed,
             train_len: plan.train_len as u64,
             eval_len: length,

@@ -166,8 +166,8 @@ impl EvalRequest {
             )),
             Protocol::Rolling(window) if window != *longest || window != *shortest => Err(Error::refused(
                 format!(
-                    "rolling:{window} uses windows of {window} tokens, but a length of {longest} \
-                    was requested"
+                    "rolling:{window} uses windows of {window} tokens, but a length of {} was requested",
+                    if window == *longest { shortest } else { longest }
                 ),
                 "omit --lengths: the protocol sets the length",
             )),

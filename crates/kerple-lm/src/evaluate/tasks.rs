@@ -153,7 +153,10 @@ impl EvalData for TaskEval<'_> {
                     "{} is defined for {} tokens or more{limit}, {length} were requested",
                     facts.name, facts.shortest
                 ),
-                "use another length, or an encoding that extrapolates: `kerple describe` lists them",
+                match *length < facts.shortest {
+                    true => "use longer sequences",
+                    false => "use another length, or an encoding that extrapolates: `kerple describe` lists them",
+                },
             ));
         }
         request.check(self.source)

@@ -116,6 +116,17 @@ pub(super) fn check_encodings(encoding: &Encoding, geometry: &Geometry, model: &
     })
 }
 
+/// Refuses other rotary rates in an evaluation where a kind of layers rotates and cannot have them.
+pub(super) fn check_scaled_layers([trained, evaluated]: [&Encoding; 2], model: &ModelPlan) -> Result<()> {
+    let Some(scaling) = evaluated.scaling().filter(|scaling| Some(*scaling) != trained.scaling()) else {
+        return Ok(());
+    };
+    let others = model.other_encodings();
+    others.iter().filter(|(_, other)| other.rotates()).try_for_each(|(name, other)| {
+        other.with_rope_scaling(scaling).map(drop).map_err(|error| of_kind(refused(error), name))
+    })
+}
+
 /// Refuses encodings and attention that cannot be in the layers in which they stand.
 pub(super) fn check_layers(
     task: Option<&TaskConfig>,
@@ -124,8 +135,8 @@ pub(super) fn check_layers(
     model: &ModelPlan,
 ) -> Result<()> {
     encoding.check(geometry).map_err(refused)?;
-    let learns = !encoding.parameters(geometry).is_empty() && encoding.absolute(geometry, 0..1).is_none();
-    if learns && model.every_layer(encoding).all(|layer| layer.other.is_some()) {
+    let is_of_layers = !matches!(encoding.entry(), Injection::Nowhere | Injection::Embeddings);
+    if is_of_layers && model.every_layer(encoding).all(|layer| layer.other.is_some()) {
         return Err(Error::Config {
             place: "encoding".to_owned(),
             message: format!("no layer uses the model's encoding {}", encoding.label()),

@@ -71,7 +71,8 @@ fn compare(old: &FlatPlan, new: &FlatPlan) -> Vec<PlanDifference> {
         let [was, is] = [old, new].map(|all| value(all, key).unwrap_or_else(|| usual(key)));
         PlanDifference { key: key.clone(), was, is }
     };
-    keys.into_iter().map(difference).collect()
+    // one plan may write down what is usual, and the other not
+    keys.into_iter().map(difference).filter(|difference| difference.was != difference.is).collect()
 }
 
 /// All that is other in a plan.

@@ -109,7 +109,7 @@ fn evaluations(path: &Path, ended: Option<(&Plan, u64)>) -> crate::Result<usize>
     let rows = kerple_run::read_rows::<EvaluationRow>(path)?.rows;
     let beside = |row: &EvaluationRow, (plan, last_step): (&Plan, u64)| {
         // other rotary rates make another label, and so does a window that was not trained with
-        let windowed = || plan.encoding.with_window(row.window.map(|keys| keys as usize)).label();
+        let windowed = || plan.label_evaluated_as(&plan.encoding.with_window(row.window.map(|keys| keys as usize)));
         let labelled = row.rope_scaling.is_some() || row.label == plan.label || row.label == windowed();
         let same = labelled && (row.seed, row.train_len) == (plan.seed, plan.train_len as u64);
         let (label, seed, step) = (&row.label, row.seed, row.step);

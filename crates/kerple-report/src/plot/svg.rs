@@ -10,6 +10,8 @@ pub(super) const COLOURS: usize = 8;
 const CHARACTER: f64 = 6.6;
 /// Height of a line of text.
 pub(super) const LINE: f64 = 15.0;
+/// Height of a plot without its names and axes, at least: many names make it higher than was asked for.
+const LEAST_HEIGHT: f64 = 40.0;
 /// Below this width names go above the plot instead of beside the lines.
 const WIDE: f64 = 560.0;
 
@@ -42,8 +44,10 @@ pub fn escape(text: &str) -> String {
 }
 
 impl Plot {
-    /// The plot as an SVG element of this many pixels, to go into a page that has [`STYLE`](super::STYLE).
+    /// The plot as an SVG element of this many pixels, or higher where its names need that, to go into a page that has
+    /// [`STYLE`](super::STYLE).
     pub fn svg(&self, width: f64, height: f64) -> String {
+        let height = height + (LEAST_HEIGHT - self.frame(width, height).height).max(0.0);
         let frame = self.frame(width, height);
         let mut svg = format!(
             r#"<svg xmlns="http://www.w3.org/2000/svg" class="plot" role="img" viewBox="0 0 {width} {height}" width="{width}" height="{height}"><title>{}</title><desc>{}</desc>"#,
@@ -423,6 +427,23 @@ mod tests {
             let names = texts().filter(|node| node.attribute("class") == Some("f0")).map(height);
             let label = texts().find(|node| node.text() == Some("perplexity")).map(height).unwrap();
             assert!(names.reduce(f64::max).unwrap() + 10.0 <= label, "{width}: {svg}");
+        }
+    }
+
+    #[test]
+    fn many_names_make_a_plot_higher() {
+        let mut plot = plot(&[20.0, 30.0]);
+        plot.series = (0..200)
+            .map(|at| Series::line(format!("alibi-distance_cap{at}"), at, [(1.0, 20.0), (8.0, 30.0)]))
+            .collect();
+        for width in [720.0, 358.0] {
+            let svg = plot.svg(width, 300.0);
+            let document = roxmltree::Document::parse(&svg).unwrap();
+            let height: f64 = document.root_element().attribute("height").unwrap().parse().unwrap();
+            let lowest =
+                document.descendants().filter(|node| node.has_tag_name("text")).filter_map(|node| node.attribute("y"));
+            let lowest = lowest.map(|y| y.parse::<f64>().unwrap()).fold(0.0, f64::max);
+            assert!(lowest <= height, "{lowest} of {height}");
         }
     }
 

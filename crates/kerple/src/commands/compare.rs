@@ -2,7 +2,7 @@
 
 use super::report::write_and_print;
 use super::{compare_tasks, slurm, step_line, stop_flag};
-use crate::args::CompareArgs;
+use crate::args::{CompareArgs, RunFile};
 use crate::command_error::{CommandError, CommandResult};
 use crate::encodings;
 use crate::output::{print_json, remarkln};
@@ -12,6 +12,7 @@ use kerple_core::encoding::scaling::RopeScaling;
 use kerple_lm::compare::{Comparison, EXCHANGED, SweepEvent};
 use kerple_lm::config::RunConfig;
 use kerple_lm::evaluate;
+use kerple_lm::layers::LayerConfig;
 use kerple_lm::ranks::Ranks;
 use kerple_lm::sweep::Shard;
 use kerple_lm::train;
@@ -38,12 +39,14 @@ pub fn run(args: &CompareArgs, ranks: &Ranks) -> CommandResult {
     }
     let encodings = encodings(&args.encodings)?;
     check_replaced(args, &config)?;
-    // where layers are named, the model's own encoding is the one that is scaled
-    let scaled = if args.layers.is_some() { std::slice::from_ref(&config.encoding) } else { &encodings[..] };
-    check_rope_scalings(&args.rope_scaling, scaled)?;
+    match args.layers {
+        None => check_rope_scalings(&args.rope_scaling, &encodings)?,
+        Some(_) => check_rope_scalings_beside_layers(&args.rope_scaling, &config.encoding)?,
+    }
     let configs = match &args.tasks[..] {
         [] => vec![(args.out.clone(), args.out.join("runs"), config)],
         names => {
+            compare_tasks::check_replaced(&args.file.set)?;
             let of_tasks = compare_tasks::configs(names, &config)?;
             let folders = |(name, config)| {
                 let out = args.out.join(name);
@@ -103,20 +106,8 @@ pub fn run(args: &CompareArgs, ranks: &Ranks) -> CommandResult {
 /// Refuses keys of `[encoding]` that `--encodings` replaces, and layers that the model lacks.
 fn check_replaced(args: &CompareArgs, config: &RunConfig) -> CommandResult {
     let Some(layers) = &args.layers else {
-        if let Some(ignored) =
-            args.file.set.iter().find(|set| set.starts_with("encoding.") || set.starts_with("encoding="))
-        {
-            let hint = "omit it; give encodings with keys as --encodings @FILE, a list of [[encoding]] tables";
-            return Err(CommandError::misuse(format!("--set {ignored}: --encodings replaces the encoding"), hint));
-        }
-        if config.encoding != encodings::named(config.encoding.method.kind())? {
-            let file = args.file.config.display();
-            remarkln!(
-                "note: --encodings replaces [encoding] of {file} with all its keys, here `{}`",
-                config.encoding.label()
-            );
-        }
-        return Ok(());
+        let hint = "omit it; give encodings with keys as --encodings @FILE, a list of [[encoding]] tables";
+        return check_replaced_encoding(&args.file, config, ("--encodings", hint));
     };
     let n_layers = config.model.n_layers.unwrap_or(config.model.preset.sizes()[0]);
     if let Some(layer) = layers.iter().find(|layer| **layer >= n_layers) {
@@ -127,6 +118,30 @@ fn check_replaced(args: &CompareArgs, config: &RunConfig) -> CommandResult {
         let message =
             format!("--layers: the run file has layers of the kind `{EXCHANGED}`, the name of those that are compared");
         return Err(CommandError::misuse(message, format!("rename [model.layers.{EXCHANGED}] in the run file")));
+    }
+    let is_taken = |kind: &LayerConfig| kind.at.iter().flatten().find(|at| layers.contains(*at)).copied();
+    if let Some((name, layer)) = config.model.layers.iter().find_map(|(name, kind)| Some((name, is_taken(kind)?))) {
+        let message = format!("--layers {layer}: [model.layers.{name}] of the run file has that layer");
+        return Err(CommandError::misuse(message, "give other layers, or remove this one from the kind of layers"));
+    }
+    Ok(())
+}
+
+/// Refuses keys of `[encoding]` that something else replaces, and names the table of the run file where it has keys.
+pub(super) fn check_replaced_encoding(
+    file: &RunFile,
+    config: &RunConfig,
+    (replacing, hint): (&str, &str),
+) -> CommandResult {
+    if let Some(ignored) = file.set.iter().find(|set| set.starts_with("encoding.") || set.starts_with("encoding=")) {
+        return Err(CommandError::misuse(format!("--set {ignored}: {replacing} replaces the encoding"), hint));
+    }
+    if config.encoding != encodings::named(config.encoding.method.kind())? {
+        remarkln!(
+            "note: {replacing} replaces [encoding] of {} with all its keys, here `{}`",
+            file.config.display(),
+            config.encoding.label()
+        );
     }
     Ok(())
 }
@@ -145,6 +160,22 @@ fn check_rope_scalings(scalings: &[RopeScaling], encodings: &[Encoding]) -> Comm
         }
     }
     Ok(())
+}
+
+/// The same with `--layers`, where the encodings that are compared are scaled with the model's own.
+fn check_rope_scalings_beside_layers(scalings: &[RopeScaling], own: &Encoding) -> CommandResult {
+    let Some((scaling, refusal)) =
+        scalings.iter().find_map(|scaling| Some((scaling, own.with_rope_scaling(*scaling).err()?)))
+    else {
+        return Ok(());
+    };
+    let message = format!(
+        "--rope-scaling {}: with --layers it scales the model's own encoding, here {}: {}",
+        scaling.label(),
+        own.label(),
+        refusal.message
+    );
+    Err(CommandError::misuse(message, "omit --rope-scaling, or give the model a rotary encoding of its own"))
 }
 
 /// Where the runs of a task are: in its folder. A folder that an earlier version began has them one below, where they are resumed.

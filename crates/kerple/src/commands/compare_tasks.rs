@@ -2,6 +2,7 @@
 
 use crate::args::task;
 use crate::command_error::CommandError;
+use crate::output::remarkln;
 use kerple_data::tasks::TaskConfig;
 use kerple_lm::config::RunConfig;
 
@@ -26,6 +27,21 @@ const SUITE: [SuiteTask; 11] = [
 
 /// How many of them `quick` has.
 const QUICK: usize = 3;
+
+/// Refuses keys on the command line that the tasks replace.
+///
+/// # Errors
+/// The first of them.
+pub fn check_replaced(set: &[String]) -> Result<(), CommandError> {
+    let is_task = |set: &&String| ["data=", "data.task=", "data.task."].iter().any(|start| set.starts_with(start));
+    match set.iter().find(is_task) {
+        None => Ok(()),
+        Some(set) => {
+            let hint = "omit it; without --tasks `kerple compare` trains on a task of your own";
+            Err(CommandError::misuse(format!("--set {set}: --tasks replaces the task"), hint))
+        }
+    }
+}
 
 /// The settings of each task that is asked for, by name.
 ///
@@ -58,7 +74,10 @@ pub fn configs(names: &[String], config: &RunConfig) -> Result<Vec<(String, RunC
             }
             let mut of_task = config.clone();
             of_task.data.task = Some(keys_of(keys));
-            of_task.train.train_len = train_len.unwrap_or(config.train.train_len);
+            if let Some(own) = train_len.filter(|own| *own != config.train.train_len) {
+                remarkln!("note: {name} trains on sequences of {own} tokens, not of {}", config.train.train_len);
+                of_task.train.train_len = own;
+            }
             found.push((name.to_owned(), of_task));
         }
     }

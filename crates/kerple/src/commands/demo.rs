@@ -8,7 +8,7 @@ use crate::output::{remarkln, resultln};
 use crate::progress::{Live, duration};
 use kerple_core::encoding::{Encoding, Method};
 use kerple_core::seed::DEFAULT_SEED;
-use kerple_data::{PrepareOptions, Sources};
+use kerple_data::{CorpusSummary, PrepareOptions, Sources};
 use kerple_lm::compare::{Comparison, SweepEvent};
 use kerple_lm::config::{DataConfig, ModelConfig, Preset, RunConfig, TrainConfig};
 use kerple_lm::evaluate::{self, EvalRequest, Protocol, SegmentCount};
@@ -16,6 +16,7 @@ use kerple_lm::runtime::Runtime;
 use kerple_lm::sweep::Shard;
 use kerple_lm::train;
 use kerple_report::plot::{Axis, Legend, Plot, Series};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -31,6 +32,8 @@ const STEPS: u64 = 400;
 /// A small vocabulary: a token then carries enough text that 400 steps teach more than spelling.
 const TOKENIZER: &str = "bpe:512";
 const SEGMENTS: usize = 32;
+/// Where a folder says what its text is.
+const PREPARED: &str = "demo.json";
 const PLOT_WIDTH: usize = 72;
 const PLOT_HEIGHT: usize = 12;
 /// While it runs, table, picture and progress together fit a terminal of 24 lines, which could not be redrawn otherwise.
@@ -40,8 +43,12 @@ const LIVE_PLOT_HEIGHT: usize = 8;
 pub fn run(args: &DemoArgs) -> CommandResult {
     let (clock, stop) = (Instant::now(), stop_flag());
     let data = args.out.join("data");
-    if !kerple_data::is_prepared(&data) {
+    if kerple_data::is_prepared(&data) {
+        check_prepared(&args.out, &data)?;
+    } else {
         prepare(&args.out.join("text"), &data, &stop)?;
+        let content = CorpusSummary::read(&data)?.content;
+        kerple_run::write_json(&args.out.join(PREPARED), &DemoText { content })?;
     }
     let comparison = comparison(&args.out, &data);
     let mut curves = Curves::default();
@@ -87,6 +94,23 @@ pub fn run(args: &DemoArgs) -> CommandResult {
         open_in_browser(&report);
     }
     Ok(())
+}
+
+/// The text that a folder's runs are of, so that another prepared text in its place is not taken for it.
+#[derive(PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DemoText {
+    content: String,
+}
+
+fn check_prepared(out: &Path, data: &Path) -> CommandResult {
+    let recorded = std::fs::read(out.join(PREPARED)).ok();
+    let recorded: Option<DemoText> = recorded.and_then(|bytes| serde_json::from_slice(&bytes).ok());
+    if recorded == Some(DemoText { content: CorpusSummary::read(data)?.content }) {
+        return Ok(());
+    }
+    let message = format!("{} is prepared text, but not that of the demo", data.display());
+    Err(CommandError::misuse(message, "choose another folder with --out; `kerple compare` trains on text of your own"))
 }
 
 /// Tokens of the text that the program includes.

@@ -33,8 +33,11 @@ pub fn run(args: &EvalArgs, ranks: &Ranks) -> CommandResult {
     model.compute_with(runtime.implementation);
     notes.iter().for_each(|note| remarkln!("note: {note}"));
     let of_task = plan.data.task.is_some();
-    let request = args.evaluation.request(plan.train_len, plan.seed, of_task)?;
+    let mut request = args.evaluation.request(plan.train_len, plan.seed, of_task)?;
     change(model.encoding_mut(), args)?;
+    if args.evaluation.lengths.is_empty() {
+        leave_out_undefined(&mut request.lengths, model.encoding());
+    }
     let source = open(args, &run, &plan)?;
     if !of_task {
         source.check_tokenizer(&plan.data_info)?;
@@ -60,10 +63,21 @@ pub fn run(args: &EvalArgs, ranks: &Ranks) -> CommandResult {
     if !args.json {
         resultln!("{header}");
     }
-    let label = model.encoding().encoding().label();
+    let label = plan.label_evaluated_as(model.encoding().encoding());
     let rows = show(args, (&label, unit, &runtime.provenance), print, |stop, tell| evaluation.run(stop, tell))?;
     remark_on_keys(&rows);
     write_results(args, &plan, &rows)
+}
+
+/// Leaves out lengths that nobody asked for and the model is not defined for.
+fn leave_out_undefined(lengths: &mut Vec<usize>, encoding: &PositionalEncoding) {
+    let Some((longest, encoding)) = encoding.longest() else { return };
+    let left: Vec<String> = lengths.iter().filter(|length| **length > longest).map(usize::to_string).collect();
+    if !left.is_empty() && left.len() < lengths.len() {
+        lengths.retain(|length| *length <= longest);
+        let label = encoding.label();
+        remarkln!("note: {label} is defined for {longest} positions, so lengths of {} are left out", left.join(", "));
+    }
 }
 
 /// What is scored: the data, or of a text the tokens that evaluators choose.

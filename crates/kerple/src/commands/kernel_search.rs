@@ -1,6 +1,6 @@
 //! `kerple kernel search`
 
-use super::compare::work;
+use super::compare::{check_replaced_encoding, work};
 use super::quickstart::Cost;
 use super::report::program;
 use super::stop_flag;
@@ -32,6 +32,9 @@ const NOISE: f64 = 0.01;
 pub fn run(args: &SearchArgs) -> CommandResult {
     let stop = stop_flag();
     let config = RunConfig::read(&args.file.config, &args.file.set)?;
+    let hint =
+        "omit it: every expression of a search has the usual keys; `kerple compare` trains encodings with other ones";
+    check_replaced_encoding(&args.file, &config, ("the search", hint))?;
     if args.measure == MeasureName::Synthetic {
         return synthetic(args, &config);
     }
@@ -86,6 +89,15 @@ pub fn run(args: &SearchArgs) -> CommandResult {
 
 /// A search that trains nothing.
 fn synthetic(args: &SearchArgs, config: &RunConfig) -> CommandResult {
+    let trained = [
+        ("--protocol", args.protocol.is_some()),
+        ("--n-segments", args.n_segments.is_some()),
+        ("--shard", args.shard.is_some()),
+    ];
+    if let Some((option, _)) = trained.into_iter().find(|(_, is_given)| *is_given) {
+        let message = format!("{option} is for runs that are trained, and --measure synthetic trains none");
+        return Err(CommandError::misuse(message, format!("omit {option}")));
+    }
     let lengths = lengths(args, config);
     let length = lengths.iter().copied().max().unwrap_or(0);
     let noise = args.noise.unwrap_or(NOISE);

@@ -56,9 +56,14 @@ pub fn run(args: &QuickstartArgs) -> CommandResult {
     } else {
         let inputs = inputs(args)?;
         job.record(&args.out)?;
-        if let Err(failure) = prepare(inputs, &data, &stop) {
+        let checked = prepare(inputs, &data, &stop).and_then(|()| {
+            let checked = comparison(&args.out, &data, runtime.clone()).check(&stop).map_err(CommandError::from);
+            checked.map_err(|refusal| CommandError { hint: "give more text with --data".to_owned(), ..refusal })
+        });
+        if let Err(failure) = checked {
             // nothing was begun: another call may ask for something else
             let _ = std::fs::remove_file(QuickstartJob::file(&args.out));
+            let _ = std::fs::remove_dir_all(&data);
             if args.data.is_empty() {
                 let _ = std::fs::remove_dir_all(text(&args.out));
             }
