@@ -5,6 +5,7 @@ mod difference;
 mod head;
 mod heads;
 mod model;
+mod without_effect;
 
 pub use difference::PlanDifference;
 pub(crate) use difference::{line, of_models, of_positions, of_training};

@@ -161,7 +161,16 @@ fn tasks_of_a_comparison_replace_nothing_that_was_written() {
     let says = "--set data.task=mqrar: --tasks replaces the task";
     refused(&place, &compare(&["--tasks", "flipflop", "--set", "data.task=mqrar"]), says);
     assert!(!place.path("out").exists());
-    let said = place.run(&compare(&["--tasks", "group_z2", "--set", "train.steps=1", "--set", "train.train_len=32", "--n-segments", "2"]));
+    let said = place.run(&compare(&[
+        "--tasks",
+        "group_z2",
+        "--set",
+        "train.steps=1",
+        "--set",
+        "train.train_len=32",
+        "--n-segments",
+        "2",
+    ]));
     let said = String::from_utf8_lossy(&said.stderr).into_owned();
     assert!(said.contains("note: group_z2 trains on sequences of 16 tokens, not of 32"), "{said}");
     let said = refused(&place, &["eval", "task", "--lengths", "1"], "flipflop is defined for 3 tokens or more");

@@ -61,6 +61,7 @@ pub fn run(args: &TrainArgs, ranks: &Ranks) -> CommandResult {
         plan.train_len,
         &plan.hash[..12]
     );
+    plan.keys_without_effect().iter().for_each(|key| remarkln!("note: no effect: {key}"));
     if args.hardware.device == DeviceName::Cpu {
         remarkln!("{}", plan.training_memory(plan.train.micro_batch_size.unwrap_or(plan.train.batch_size)));
     }
