@@ -2,7 +2,7 @@
 
 use crate::command_error::CommandResult;
 use crate::timing::model::{CHECKED_LEN, TimedModel};
-use crate::timing::{Measurement, TimedSizes, TimedWork, check_norm, times};
+use crate::timing::{Measurement, TimedSizes, TimedWork, check_agreement, check_gradients, times};
 use burn::tensor::Tensor;
 use kerple_burn::implementation::Impl;
 use kerple_lm::forward_context::ForwardContext;
@@ -30,13 +30,11 @@ impl TimedStep {
         // a chain of products in f32, each rounded in another order
         const TOLERANCE: f32 = 1e-3;
         let losses = [fused.loss, reference.loss].map(|loss| [loss as f32]);
-        check_norm("the loss of the fused step", &losses[0], &losses[1], TOLERANCE)?;
+        check_agreement("the loss of the fused step", &losses[0], &losses[1], TOLERANCE)?;
         let values = |tensor: Tensor<1>| tensor.into_data().iter::<f32>().collect::<Vec<f32>>();
-        for (at, (fused, reference)) in fused.values.into_iter().zip(reference.values).enumerate() {
-            let what = format!("gradient {at} of the fused step");
-            check_norm(&what, &values(fused), &values(reference), TOLERANCE)?;
-        }
-        Ok(())
+        let [fused, reference] =
+            [fused.values, reference.values].map(|all| all.into_iter().map(values).collect::<Vec<Vec<f32>>>());
+        check_gradients(&fused, &reference, TOLERANCE)
     }
 }
 
