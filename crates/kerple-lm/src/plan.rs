@@ -343,7 +343,7 @@ impl Plan {
 
     /// The label of the run where its encoding is changed into this one for an evaluation.
     pub fn label_evaluated_as(&self, encoding: &Encoding) -> String {
-        self.model_evaluated_as(encoding).label(encoding)
+        if encoding == &self.encoding { self.label.clone() } else { self.model_evaluated_as(encoding).label(encoding) }
     }
 
     /// Refuses evaluation with separate documents where this model cannot have them.

@@ -40,7 +40,10 @@ pub fn run(args: &SampleArgs) -> CommandResult {
     let special = run.special_tokens_of(&tokenizer)?;
     let prompt = prompt(args, &tokenizer, music.as_ref(), special.start(&tokenizer))?;
     plan.check_tokens(prompt.iter().copied().max(), "the prompt", |token| tokenizer.name(token))?;
-    generate::check(&model, prompt.len(), args.max_new_tokens)?;
+    generate::check(&model, prompt.len(), args.max_new_tokens).map_err(|error| {
+        let refusal = CommandError::from(error);
+        CommandError { hint: format!("lower --max-new-tokens or shorten the prompt; {}", refusal.hint), ..refusal }
+    })?;
     remark_on_horizon(&model.trunk.encoding, prompt.len() + args.max_new_tokens);
     remark_on_kernels(&plan, args.hardware.device);
     let (temperature, top_p) = music.as_ref().map_or((0.8, 1.0), MusicSampler::temperature_and_top_p);
