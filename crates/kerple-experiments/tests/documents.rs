@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Papers and questions with a page of results.
-const PAPERS: [&str; 15] = [
+const PAPERS: [&str; 16] = [
     "kerple",
     "dape",
     "spe",
@@ -27,6 +27,7 @@ const PAPERS: [&str; 15] = [
     "reach",
     "equal",
     "cost",
+    "windows",
 ];
 
 const BEGIN: &str = "<!-- table of ";
