@@ -89,7 +89,7 @@ impl<'s> Choice<'s> {
             choice.decoded = 0;
             return (choice, None);
         }
-        // a character that the prompt begins and the text ends is of the text
+        // a character that starts in the prompt and ends in the completion belongs to the completion
         let ends = request.count == 0;
         let text = || if ends { shared.tokenizer.decode(&prompt.tokens) } else { whole };
         let text = prompt.text.clone().unwrap_or_else(text);

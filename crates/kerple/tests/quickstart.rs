@@ -119,3 +119,20 @@ fn too_little_time_is_refused_with_the_time_that_is_enough() {
     let resumed = failure(&place, &["quickstart", "--data", "text", "--minutes", "0.02", "--out", "q"]);
     assert!(resumed.contains("--minutes 0.02 allows"), "{resumed}");
 }
+
+#[test]
+fn files_that_a_refused_quickstart_found_stay() {
+    let place = Place::new();
+    for folder in ["out/data", "out/text"] {
+        std::fs::create_dir_all(place.path(folder)).unwrap();
+        place.write(&format!("{folder}/mine.txt"), "kept");
+    }
+    place.write("short.txt", "too short");
+    for options in [&["--steps", "2"][..], &["--steps", "2", "--data", "short.txt"]] {
+        let output = place.run(&[&["quickstart", "--out", "out"], options].concat());
+        assert!(!output.status.success(), "{options:?}");
+        for folder in ["out/data", "out/text"] {
+            assert_eq!(place.read(&format!("{folder}/mine.txt")), "kept", "{options:?}");
+        }
+    }
+}

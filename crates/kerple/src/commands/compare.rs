@@ -41,7 +41,7 @@ pub fn run(args: &CompareArgs, ranks: &Ranks) -> CommandResult {
     check_replaced(args, &config)?;
     match args.layers {
         None => check_rope_scalings(&args.rope_scaling, &encodings)?,
-        Some(_) => check_rope_scalings_beside_layers(&args.rope_scaling, &config.encoding)?,
+        Some(_) => check_rope_scalings_with_layers(&args.rope_scaling, &config.encoding)?,
     }
     let configs = match &args.tasks[..] {
         [] => vec![(args.out.clone(), args.out.join("runs"), config)],
@@ -163,7 +163,7 @@ fn check_rope_scalings(scalings: &[RopeScaling], encodings: &[Encoding]) -> Comm
 }
 
 /// The same with `--layers`, where the encodings that are compared are scaled with the model's own.
-fn check_rope_scalings_beside_layers(scalings: &[RopeScaling], own: &Encoding) -> CommandResult {
+fn check_rope_scalings_with_layers(scalings: &[RopeScaling], own: &Encoding) -> CommandResult {
     let Some((scaling, refusal)) =
         scalings.iter().find_map(|scaling| Some((scaling, own.with_rope_scaling(*scaling).err()?)))
     else {

@@ -110,7 +110,9 @@ fn check_prepared(out: &Path, data: &Path) -> CommandResult {
         return Ok(());
     }
     let message = format!("{} is prepared text, but not that of the demo", data.display());
-    Err(CommandError::misuse(message, "choose another folder with --out; `kerple compare` trains on text of your own"))
+    let hint =
+        format!("choose another folder with --out, or remove {} to prepare the demo's text there", data.display());
+    Err(CommandError::misuse(message, hint))
 }
 
 /// Tokens of the text that the program includes.

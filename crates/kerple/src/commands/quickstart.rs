@@ -54,6 +54,7 @@ pub fn run(args: &QuickstartArgs) -> CommandResult {
             remarkln!("note: resumes with the text that was prepared before; --data was not read again");
         }
     } else {
+        let had_text = text(&args.out).exists();
         let inputs = inputs(args)?;
         job.record(&args.out)?;
         let checked = prepare(inputs, &data, &stop).and_then(|()| {
@@ -63,8 +64,11 @@ pub fn run(args: &QuickstartArgs) -> CommandResult {
         if let Err(failure) = checked {
             // nothing was begun: another call may ask for something else
             let _ = std::fs::remove_file(QuickstartJob::file(&args.out));
-            let _ = std::fs::remove_dir_all(&data);
-            if args.data.is_empty() {
+            if kerple_data::is_prepared(&data) {
+                // it was not before
+                let _ = std::fs::remove_dir_all(&data);
+            }
+            if args.data.is_empty() && !had_text {
                 let _ = std::fs::remove_dir_all(text(&args.out));
             }
             let _ = std::fs::remove_dir(&args.out);

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from .content_kerple import Content, decayed_products, fallen, path_bias, position_bias, reflected_products
+from .content_kerple import Content, decayed_products, differences, path_bias, position_bias, reflected_products
 from .positions_kerple import waves
 
 # Numbers of one temporary array of a block of queries.
@@ -59,7 +59,7 @@ class Scoring:
 
 
 def attend(q, k, v, at, positions, scoring):
-    """Softmax attention of queries [B, H, L, D] over keys and values [B, G, K, D]; keys may have a head for each of queries."""
+    """Softmax attention of queries [B, H, L, D] over keys and values [B, G, K, D]; keys may have as many heads as queries."""
     if is_flexible(q, positions, scoring):
         return flexible(q, k, v, at, positions, scoring)
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
@@ -137,8 +137,8 @@ def attend_block(q, k, v, first, at, positions, scoring):
     if scoring.relative is not None:
         own, profiles = scoring.relative
         s = s + relative_bias(own[:, :, first : first + rows], profiles, distance)
-    if content.clocks is not None:
-        fall = fallen(content.clocks, rows, keys)
+    if content.gate_cumsum is not None:
+        fall = differences(content.gate_cumsum, rows, keys)
         s = s + (fall if content.kernel is None else position_bias(fall, content.kernel)).float()
     if content.path is not None:
         of_queries, of_keys, slopes = content.path
@@ -383,7 +383,7 @@ def flexible(q, k, v, at, positions, scoring):
 # Linear attention: features of queries and keys in the place of a softmax.
 
 
-def attend_linear(q, k, v, at, plan, own, clocks=None):
+def attend_linear(q, k, v, at, plan, own, gate_cumsum=None):
     """Linear attention with features as the plan says, of queries and keys [B, H, L, D] or their codes.
 
     `own` holds what an encoding learns, a layer's random directions and its decay. Every pair is met: time is quadratic.
@@ -399,8 +399,8 @@ def attend_linear(q, k, v, at, plan, own, clocks=None):
         pairs = part @ k[:, :, : keys.stop].transpose(-1, -2)
         if "near" in own:
             pairs = pairs * decay(own, plan["chunk"], distance, first, at)
-        if clocks is not None:
-            pairs = pairs * fallen(clocks, part.shape[2], keys).clamp(max=0.0).exp().float()
+        if gate_cumsum is not None:
+            pairs = pairs * differences(gate_cumsum, part.shape[2], keys).clamp(max=0.0).exp().float()
         pairs = pairs.masked_fill(~seen, 0.0)
         total = pairs.sum(-1, keepdim=True)
         if plan["feature_map"] in ("favor", "relu_rf", "elu"):

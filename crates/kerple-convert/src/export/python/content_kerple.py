@@ -19,8 +19,8 @@ TILE = 16
 class Content:
     """What scores take from the rows of all keys; float64 where it is a sum over tokens."""
 
-    clocks: torch.Tensor | None = None  # running sums of gates, or learned positions, [B, H, K]
-    kernel: tuple | None = None  # of learned positions: its form and learned values; without one clocks are added
+    gate_cumsum: torch.Tensor | None = None  # running sums of gates, or learned positions, [B, H, K]
+    kernel: tuple | None = None  # of learned positions: its form and learned values; without one they are added
     decays: torch.Tensor | None = None  # running sums of the gates of features, [B, H, K, D]
     path: tuple | None = None  # features of queries [B, H, L, E] and of keys [B, H, K, E], and slopes
     reflections: tuple | None = None  # directions [B, H, K, D] and strengths [B, H, K, 1]
@@ -122,7 +122,7 @@ def content_of(left, positions, at, heads):
     """What scores take from all that tokens have left."""
     form, values, content = positions.form, positions.values, Content()
     if "gates" in left:
-        content.clocks = of_heads(left["gates"], heads)[..., 0].double().cumsum(-1)
+        content.gate_cumsum = of_heads(left["gates"], heads)[..., 0].double().cumsum(-1)
         content.kernel = (form["kernel"], values) if form.get("kernel") is not None else None
     if "decays" in left:
         gates = of_heads(left["decays"], form["decay"]["heads"]).double()
@@ -191,10 +191,10 @@ def polar(x, cos, sin, delta, clamp):
 # Scores of a block of queries, the last `rows` of these keys.
 
 
-def fallen(clocks, rows, keys):
-    """How far clocks fall, or positions are apart, from each of these keys to each of the last `rows` of them, [B, H, rows, keys]."""
-    own = clocks[..., keys.stop - rows : keys.stop, None]
-    return own - clocks[..., None, keys.start : keys.stop]
+def differences(sums, rows, keys):
+    """Cumulative gates, or learned positions, of the last `rows` of these keys less those of each key, [B, H, rows, keys]."""
+    own = sums[..., keys.stop - rows : keys.stop, None]
+    return own - sums[..., None, keys.start : keys.stop]
 
 
 def position_bias(u, kernel):

@@ -276,7 +276,7 @@ class KerpleAttention(nn.Module):
             k = turned(self.of_each(k), cos, sin)
         content = content_of(left, positions, at, self.heads) if left else None
         if self.plan["linear"] is not None:
-            a = attend_linear(q, k, v, at, self.plan["linear"], values, content and content.clocks)
+            a = attend_linear(q, k, v, at, self.plan["linear"], values, content and content.gate_cumsum)
         else:
             sinks = None
             if self.block.get("sink", "none") != "none":
