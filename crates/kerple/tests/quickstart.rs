@@ -132,7 +132,7 @@ fn files_that_a_refused_quickstart_found_stay() {
         let output = place.run(&[&["quickstart", "--out", "out"], options].concat());
         assert!(!output.status.success(), "{options:?}");
         for folder in ["out/data", "out/text"] {
-            assert_eq!(place.read(&format!("{folder}/mine.txt")), "kept", "{options:?}");
+            assert_eq!(place.read(format!("{folder}/mine.txt")), "kept", "{options:?}");
         }
     }
 }
