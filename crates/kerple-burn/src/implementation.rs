@@ -32,7 +32,8 @@ pub enum Impl {
     /// A kernel where the operation has one for the tensor's device, the reference elsewhere.
     #[default]
     Kernel,
-    /// The same, with the inputs of GPU matrix products rounded to this precision; the CPU rounds nothing.
+    /// The same, with the inputs of matrix products rounded to this precision. The CPU rounds those of linear layers, to `bf16` only,
+    /// see [`MatmulShape::at`](kerple_core::ops::gemm::MatmulShape::at).
     KernelAt(Precision),
     /// The reference in plain Burn operations, on every device.
     Reference,
@@ -52,7 +53,7 @@ impl Impl {
         self != Impl::Reference
     }
 
-    /// What products on GPUs multiply.
+    /// What products multiply.
     pub fn precision(self) -> Precision {
         match self {
             Impl::KernelAt(precision) => precision,

@@ -2,7 +2,7 @@
 //! differences.
 
 use crate::common::{
-    PASS, Randomize, TRAINING, ToDouble, assert_close, assert_slopes, device, init, random, rng, run, tensor,
+    PASS, Randomize, TRAINING, ToDouble, ToSingle, assert_close, assert_slopes, device, init, random, rng, run, tensor,
 };
 use burn::module::Module;
 use burn::tensor::{DType, Tensor};
@@ -21,6 +21,7 @@ use kerple_burn::plan::{
 use kerple_burn::positional_encoding::PositionalEncoding;
 use kerple_core::encoding::{Encoding, Geometry, Method, fox, t5};
 use kerple_core::forms::{AttnTemperature, Normalizer, Selective, StickBreaking};
+use kerple_core::precision::Precision;
 
 /// A block and an encoding, so that the tables' gradients reach its parameters.
 #[derive(Module, Debug)]
@@ -409,6 +410,44 @@ fn unknown_gates_under_padding_count_as_nothing() {
             for (at, (unknown, none)) in gates {
                 assert_eq!(*unknown, if is_padding(at) { 0.0 } else { *none }, "{linear} {implementation:?} {at}");
             }
+        }
+    }
+}
+
+/// With products of `bf16` a block is itself, but for their rounding, and its gradients are those of what it computes.
+#[test]
+fn products_of_bf16_are_close() {
+    let sizes = BlockSizes { d_model: 64, n_heads: 2, head_dim: 32, d_hidden: 96 };
+    let default = BlockConfig::default();
+    let plans = [
+        BlockConfig { glu: true, norm: NormKind::Rms, n_kv_heads: Some(1), ..default.clone() },
+        BlockConfig { dropout: 0.1, ..softened(&default) },
+        default,
+    ];
+    for (seed, (plan, kind)) in plans.iter().zip(["rotary", "fox", "kerple_log"]).enumerate() {
+        let mut rng = rng(seed as u64 + 1);
+        let block = TransformerBlock::new(plan, &sizes, 0, &mut init(&mut rng, &device()));
+        let geometry = Geometry { d_model: sizes.d_model, ..Geometry::new(sizes.n_heads, sizes.head_dim, 64) };
+        let encoding = Encoding::from(Method::named(kind).unwrap());
+        let encoding = PositionalEncoding::new(&encoding, &geometry, 1, 3, &device());
+        let both = Both { block, encoding }.map(&mut ToSingle);
+        let [x, up] = [(); 2].map(|()| random([2, 40, sizes.d_model], &mut rng).cast(DType::F32));
+        let of = |implementation| {
+            run(&both, &x, &up, |both, x| {
+                let to = (&device(), DType::F32);
+                let positions = both.encoding.attention_context(0, [40, 40], to, implementation, &PASS);
+                both.block.forward(x, &positions, &TRAINING, implementation)
+            })
+        };
+        let (exact, short) = (of(Impl::Kernel), of(Impl::with_precision(Precision::Bf16)));
+        let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
+        for (at, (exact, short)) in exact.iter().zip(&short).enumerate() {
+            let size = norm(&mut exact.iter().copied());
+            let error = norm(&mut exact.iter().zip(short).map(|(a, b)| a - b));
+            // a dozen roundings of 2^-8 at most, of terms that in some gradients are a few times as large as their sum; what
+            // adds one number to all keys has no gradient but rounding
+            assert!(error <= 16.0 * Precision::Bf16.unit() * size + 1e-4, "{kind} {at}: {error:e} of {size:e}");
+            assert!(at > 0 || error > 0.05 * Precision::Bf16.unit() * size, "{kind}: rounded, {error:e} of {size:e}");
         }
     }
 }

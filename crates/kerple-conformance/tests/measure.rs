@@ -75,7 +75,7 @@ fn options_of_another_work_are_refused() {
         }
     }
     assert_refused(&["eval", "--config", "run.toml", "--heads", "2"], "cannot be used with");
-    assert_refused(&["eval", "--precision", "bf16"], "the CPU computes in f32");
+    assert_refused(&["eval", "--precision", "tf32"], "no instructions for tf32");
     assert_refused(&["attention"], "unrecognized subcommand 'attention'");
     assert_refused(&["decode", "--threads", "100000"], "at most 4096");
 }

@@ -14,12 +14,14 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod bf16;
 pub(crate) mod elementary;
 pub(crate) mod lanes;
 mod number;
 pub(crate) mod portable;
 pub(crate) mod reduce;
 
+pub use bf16::Bf16Unit;
 pub use number::Number;
 
 use std::cell::Cell;
@@ -48,12 +50,12 @@ impl InstructionSet {
 
     /// The widest of this processor.
     pub fn detected() -> InstructionSet {
-        known(&DETECTED, detect)
+        known(&DETECTED, Self::ALL, detect)
     }
 
     /// The one in use: the widest of this processor within [`limit`].
     pub fn current() -> InstructionSet {
-        let current = known(&CURRENT, Self::detected);
+        let current = known(&CURRENT, Self::ALL, Self::detected);
         #[cfg(test)]
         let current = current.min(tests::LIMIT.get());
         current
@@ -104,19 +106,20 @@ pub(crate) fn threads() -> usize {
     if ALONE.get() { 1 } else { rayon::current_num_threads() }
 }
 
-/// The set in this place, put there by `find` if nobody has.
-fn known(place: &AtomicU8, find: impl Fn() -> InstructionSet) -> InstructionSet {
-    let to_set = |number: u8| InstructionSet::ALL[usize::from(number)];
+/// Which of `all` is noted in this place, put there by `find` if nobody has.
+fn known<S: Copy + PartialEq>(place: &AtomicU8, all: [S; 3], find: impl Fn() -> S) -> S {
+    let noted = |number: u8| all[usize::from(number)];
     match place.load(Ordering::Relaxed) {
         UNKNOWN => {
             let found = find();
+            let number = all.iter().position(|one| *one == found).expect("one of all") as u8;
             // what another thread or `limit` has put there meanwhile stays
-            match place.compare_exchange(UNKNOWN, found as u8, Ordering::Relaxed, Ordering::Relaxed) {
+            match place.compare_exchange(UNKNOWN, number, Ordering::Relaxed, Ordering::Relaxed) {
                 Ok(_) => found,
-                Err(there) => to_set(there),
+                Err(there) => noted(there),
             }
         }
-        there => to_set(there),
+        there => noted(there),
     }
 }
 

@@ -14,6 +14,7 @@ pub mod embedding;
 pub mod gate_cumsum;
 pub mod gemm;
 pub mod heads;
+pub mod kept;
 pub mod layer_norm;
 pub mod linear;
 pub mod machine;
@@ -42,7 +43,7 @@ pub fn zeros<T: Number>(len: usize) -> Vec<T> {
 
 /// Appends `len` values to `to`, a task for each `piece` of them, which clears it just before `set` is to fill it. `set` is
 /// given the number of the piece, the piece, and its item of `items`.
-fn append<T: Number, I: Send>(
+fn append<T: Copy + Default + Send, I: Send>(
     to: &mut Vec<T>,
     len: usize,
     piece: usize,
@@ -53,7 +54,7 @@ fn append<T: Number, I: Send>(
     let pieces = to.spare_capacity_mut()[..len].chunks_mut(piece);
     assert_eq!(pieces.len(), items.len(), "an item for each piece");
     for_each_task(pieces.zip(items), |i, (piece, item)| {
-        piece.fill(MaybeUninit::new(T::ZERO));
+        piece.fill(MaybeUninit::new(T::default()));
         // SAFETY: all of it has just been written.
         set(i, unsafe { piece.assume_init_mut() }, item);
     });

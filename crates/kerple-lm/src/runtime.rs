@@ -5,7 +5,7 @@ use crate::ranks::Ranks;
 use burn::tensor::Device;
 use kerple_burn::device::{DeviceName, OpenDevice};
 use kerple_burn::implementation::{DeviceKind, Impl};
-use kerple_core::cpu::InstructionSet;
+use kerple_core::cpu::{Bf16Unit, InstructionSet};
 use kerple_core::precision::Precision;
 use kerple_data::machine::MemoryLimit;
 use kerple_run::Provenance;
@@ -52,14 +52,24 @@ impl Runtime {
         }
     }
 
-    /// The same with models on another device, and products of this precision.
-    pub fn on(self, name: DeviceName, opened: OpenDevice, precision: Precision) -> Runtime {
+    /// The same with models on another device.
+    pub fn on(self, name: DeviceName, opened: OpenDevice) -> Runtime {
         let OpenDevice { device, part, memory } = opened;
-        let provenance =
-            Provenance { device: format!("{name} ({part})"), precision: precision.to_string(), ..self.provenance };
+        let provenance = Provenance { device: format!("{name} ({part})"), ..self.provenance };
         let reads_freely = DeviceKind::of(&device) == Some(DeviceKind::Cpu);
         let memory = memory.map(|bytes| MemoryLimit { name: "the memory of the device", bytes });
-        Runtime { device, implementation: Impl::with_precision(precision), provenance, reads_freely, memory, ..self }
+        Runtime { device, provenance, reads_freely, memory, ..self }
+    }
+
+    /// The same with products of this precision.
+    pub fn with_precision(self, precision: Precision) -> Runtime {
+        let on_cpu = DeviceKind::of(&self.device) == Some(DeviceKind::Cpu);
+        let simd = match precision {
+            Precision::Bf16 if on_cpu => Bf16Unit::current().name().to_owned(),
+            _ => self.provenance.simd,
+        };
+        let provenance = Provenance { precision: precision.to_string(), simd, ..self.provenance };
+        Runtime { implementation: Impl::with_precision(precision), provenance, ..self }
     }
 
     /// The same as one of several processes.

@@ -138,7 +138,7 @@ fn try_session(
 #[test]
 fn a_device_with_less_memory_than_training_takes_is_refused() {
     let (plan, folder) = (plan(&encoding("kerple_log"), TrainConfig::default()), tempfile::tempdir().unwrap());
-    let runtime = |memory| Runtime::cpu(None).on(name(), OpenDevice { memory, ..opened() }, Precision::F32);
+    let runtime = |memory| Runtime::cpu(None).on(name(), OpenDevice { memory, ..opened() });
     let needed = plan.training_memory(plan.train.batch_size).total();
     let error = try_session(&runtime(Some(needed / 2)), folder.path(), &plan, Some(1)).unwrap_err();
     assert!(error.to_string().contains("the memory of the device is"), "{error}");
@@ -151,7 +151,7 @@ fn a_run_moves_between_devices() {
         TrainConfig { steps: 12, learning_rate: 1e-2, warmup_ratio: 0.1, save_interval: 4, ..TrainConfig::default() };
     let (plan, folder) = (plan_of(&encoding("kerple_log"), train, [1, 2, 8], [16, 4]), tempfile::tempdir().unwrap());
     let here = Runtime::cpu(None);
-    let there = here.clone().on(name(), opened(), Precision::F32);
+    let there = here.clone().on(name(), opened());
     let [whole, moved] = ["whole", "moved"].map(|name| folder.path().join(name));
     let expected = sit(&here, &whole, &plan, None).loss.unwrap();
     for (runtime, stop_after) in [(&here, 4), (&there, 8), (&here, 10)] {

@@ -13,7 +13,7 @@ pub struct Provenance {
     pub commit: Option<String>,
     /// Name of the CPU.
     pub cpu: String,
-    /// The instruction set in use: `portable`, `avx2`, `avx512`.
+    /// The instruction set in use: `portable`, `avx2`, `avx512`; where products multiply `bf16`, `avx512_bf16` or `amx_bf16`.
     pub simd: String,
     /// Threads.
     pub threads: u64,

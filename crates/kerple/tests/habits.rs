@@ -109,7 +109,7 @@ fn devices_are_what_they_are_named() {
         assert!(built || said.contains(&format!("--features {feature}; see docs/gpu.md")), "{said}");
         assert!(!built || said.contains("this machine does not have that device, only cpu"), "{said}");
     }
-    for (wrong, why) in [("bf16", "the CPU computes in f32"), ("f16", "use f32, tf32 or bf16")] {
+    for (wrong, why) in [("tf32", "no instructions for tf32"), ("f16", "use f32, tf32 or bf16")] {
         let run = place.run(&["train", "--config", "run.toml", "--out", "run", "--precision", wrong]);
         let said = String::from_utf8(run.stderr).unwrap();
         assert!(run.status.code() == Some(2) && said.contains("--precision") && said.contains(why), "{said}");

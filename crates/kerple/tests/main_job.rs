@@ -1,6 +1,7 @@
 //! The main job through the binary, small: prepare, train, stop and resume, evaluate, compare, report, sample, draw.
 
 use crate::common::Place;
+use kerple_core::cpu::Bf16Unit;
 use serde_json::Value;
 use std::fs;
 
@@ -252,4 +253,39 @@ fn pictures_and_descriptions() {
         assert!(text.starts_with("<svg") && text.trim_end().ends_with("</svg>"));
     }
     assert!(place.ok(&["kernel", "check", "log(1, 1)"]).contains("conditionally positive definite"));
+}
+
+/// A processor that multiplies `bf16` trains and evaluates with it, says so, and repeats itself; others refuse.
+#[test]
+fn products_of_bf16_are_for_processors_that_have_them() {
+    let place = Place::new();
+    place.make_data();
+    let train = |out, more: &[&'static str]| {
+        let sizes = ["--set", "train.steps=30", "--set", "train.log_every=1", "--set", "model.head_dim=32"];
+        [&["train", "--config", "run.toml", "--json", "--out", out], &sizes[..], more].concat()
+    };
+    let unit = Bf16Unit::current();
+    if unit == Bf16Unit::Portable {
+        let run = place.run(&train("short", &["--precision", "bf16"]));
+        let said = String::from_utf8(run.stderr).unwrap();
+        assert!(run.status.code() == Some(2) && said.contains("neither AVX512-BF16 nor AMX"), "{said}");
+        return;
+    }
+    place.ok(&train("exact", &[]));
+    place.ok(&train("short", &["--precision", "bf16"]));
+    place.ok(&train("again", &["--precision", "bf16", "--threads", "1"]));
+    assert_eq!(losses(&place, "again"), losses(&place, "short"));
+    let last = |run| losses(&place, run).pop().unwrap()[1].as_f64().unwrap();
+    let apart = (last("short") - last("exact")).abs();
+    assert!(apart > 0.0 && apart < 0.02, "{apart}");
+    let session = json_lines(&place.read("short/sessions.jsonl")).pop().unwrap();
+    assert_eq!((session["precision"].as_str(), session["simd"].as_str()), (Some("bf16"), Some(unit.name())));
+    let loss = |more: &[&str]| {
+        let eval = [&["eval", "exact", "--lengths", "64", "--json"], more].concat();
+        let row = json_lines(&place.ok(&eval)).pop().unwrap();
+        assert_eq!(row["provenance"]["precision"], if more.is_empty() { "f32" } else { "bf16" });
+        row["nll"].as_f64().unwrap()
+    };
+    let apart = (loss(&["--precision", "bf16"]) - loss(&[])).abs();
+    assert!(apart > 0.0 && apart < 0.01, "{apart}");
 }

@@ -16,6 +16,7 @@ use crate::with_element;
 use burn::tensor::Tensor;
 use kerple_core::attention::{AttentionDims, Strides, View, ViewMut};
 use kerple_core::ops::gemm::Out;
+use kerple_core::ops::kept::{self, KeptRows};
 use kerple_core::ops::layer_norm;
 use kerple_core::ops::mlp;
 use kerple_core::ops::rotary::{self, Angles, Rotated, Turn};
@@ -132,8 +133,8 @@ pub fn attention_layer(
         x,
         base: ResidualInput::add(residual, &mut inputs),
         norm: norm::NormInputs::add(norm, &mut inputs),
-        qkv: linear::LinearInputs::add(qkv, &mut inputs),
-        out: linear::LinearInputs::add(out, &mut inputs),
+        qkv: linear::LinearInputs::add(qkv, implementation, &mut inputs),
+        out: linear::LinearInputs::add(out, implementation, &mut inputs),
         qk_scaling: qk_scaling::QkScalingInputs::add(qk_scaling, &context.mask, len, &mut inputs),
         scores: ScoreInputs::add(&context.mask, &context.bias, scoring, len, &mut inputs)
             .with_kernel(context.gates.as_ref().and_then(|gates| gates.kernel.clone()), &mut inputs),
@@ -227,8 +228,8 @@ struct AttentionLayerOp {
 /// What the backward needs of the forward: the projection, rotated where nothing else becomes of it, attention's output, its
 /// log-sum-exp, and the logits of gates.
 struct AttentionLayerSaved<T> {
-    qkv: Vec<T>,
-    a: Vec<T>,
+    qkv: KeptRows<T>,
+    a: KeptRows<T>,
     lse: Vec<T>,
     logits: Option<Vec<T>>,
 }
@@ -341,19 +342,26 @@ impl AttentionLayerOp {
         if !matches!(base, mlp::MlpResidual::Normed) {
             normed = Vec::new();
         }
-        let raw = (tracked && !self.qk_scaling.is_nothing()).then(|| qkv.clone());
+        let precision = self.qkv.precision();
+        let raw = (!self.qk_scaling.is_nothing()).then(|| {
+            kept::round(&mut qkv, precision);
+            tracked.then(|| KeptRows::of(qkv.clone(), precision))
+        });
         self.make_ready(inputs, &mut qkv, dims.queries);
+        if raw.is_none() {
+            kept::round(&mut qkv, precision);
+        }
         let mut a = zeros(dims.batch * dims.queries * self.heads.inner());
         let rows = starts.map(|start| View { data: &qkv[start..], strides: packed });
         let gate_cumsum = attention::strided_by_keys(&gate_cumsum, dims);
         let call = AttentionCall { gate_cumsum, ..AttentionCall::of(dims, rows) };
         let lse = self.scores.forward(inputs, call, ViewMut::new(&mut a, merged));
         // the widest rows of a layer go before the last are made
-        let qkv = tracked.then(|| raw.unwrap_or(qkv));
+        let qkv = tracked.then(|| raw.flatten().unwrap_or_else(|| KeptRows::of(qkv, precision)));
         let mut y = Vec::new();
         self.out.of::<T>(inputs).forward_onto(Out::Append(&mut y), &a, self.heads.inner(), base.rows(x, &normed));
         let saved = match qkv {
-            Some(qkv) => SavedForBackward::new(AttentionLayerSaved { qkv, a, lse, logits }),
+            Some(qkv) => SavedForBackward::new(AttentionLayerSaved { qkv, a: KeptRows::of(a, precision), lse, logits }),
             None => SavedForBackward::nothing(),
         };
         OpOutput { output: HostArray::from_vec(y, inputs[self.x].shape()), saved }
@@ -376,10 +384,12 @@ impl AttentionLayerOp {
 
         let out = self.out.of::<T>(inputs);
         let (mut d_out, mut d_a) = (out.gradients(inner), Vec::new());
-        out.backward(&kept.a, d_y, inner, &mut d_out);
+        let a = kept.a.values();
+        out.backward(&a, d_y, inner, &mut d_out);
         out.backward_input(Out::Append(&mut d_a), d_y, inner);
         self.out.put(d_out, &mut found);
-        let (d_qkv, d_gate_cumsum) = self.backward_attention(ctx, kept, d_a, &mut found);
+        let (d_qkv, d_gate_cumsum) = self.backward_attention(ctx, kept, [&a, &d_a], &mut found);
+        drop((a, d_a));
 
         let (norm, qkv) = (self.norm.of::<T>(inputs), self.qkv.of::<T>(inputs));
         let mut normed = Vec::new();
@@ -416,11 +426,12 @@ impl AttentionLayerOp {
         &self,
         ctx: &BackwardContext,
         kept: &AttentionLayerSaved<T>,
-        d_a: Vec<T>,
+        [a, d_a]: [&[T]; 2],
         found: &mut InputGrads,
     ) -> (Vec<T>, Option<Vec<f64>>) {
         let AttentionLayerSizes { dims, starts, packed, merged, .. } = self.sizes(&ctx.inputs[self.x]);
-        let AttentionLayerSaved { qkv: raw, a, lse, logits } = kept;
+        let AttentionLayerSaved { qkv, lse, logits, .. } = kept;
+        let raw = qkv.values();
         let mut qkv = Cow::from(&raw[..]);
         if !self.qk_scaling.is_nothing() {
             self.make_ready(ctx.inputs, qkv.to_mut(), dims.queries);
@@ -432,12 +443,12 @@ impl AttentionLayerOp {
         let gate_cumsum = attention::strided_by_keys(&gate_cumsum, dims);
         let call = AttentionCall { gate_cumsum, ..AttentionCall::of(dims, rows) };
         let d_rows = ViewMut::parts(&mut d_qkv, starts, packed);
-        let saved = attention::AttentionOutput { out: merged(a), lse, d_out: merged(&d_a) };
+        let saved = attention::AttentionOutput { out: merged(a), lse, d_out: merged(d_a) };
         let d_gate_cumsum = self.scores.backward(ctx, call, saved, d_rows, found).gate_cumsum;
         if let Some(rope) = &self.rope {
             self.heads.rotate(&mut d_qkv, rope, dims.queries, Turn::Inverse);
         }
-        self.qk_scaling.backward(raw, self.heads, &mut d_qkv, found);
+        self.qk_scaling.backward(&raw, self.heads, &mut d_qkv, found);
         (d_qkv, d_gate_cumsum)
     }
 }

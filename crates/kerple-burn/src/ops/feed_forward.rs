@@ -44,9 +44,9 @@ pub fn feed_forward(x: Tensor<3>, layer: FeedForward, implementation: Impl) -> T
         x,
         base: ResidualInput::add(residual, &mut inputs),
         norm: norm::NormInputs::add(norm, &mut inputs),
-        up: linear::LinearInputs::add(up, &mut inputs),
-        gate: gate.map(|gate| linear::LinearInputs::add(gate, &mut inputs)),
-        down: linear::LinearInputs::add(down, &mut inputs),
+        up: linear::LinearInputs::add(up, implementation, &mut inputs),
+        gate: gate.map(|gate| linear::LinearInputs::add(gate, implementation, &mut inputs)),
+        down: linear::LinearInputs::add(down, implementation, &mut inputs),
         activation,
         factors: inputs.add_some(factors),
     };

@@ -18,6 +18,8 @@ use kerple_core::attention::{DocumentSegment, PackedDocuments};
 use kerple_core::forms::FeatureGateMap;
 use kerple_core::ops::gate_cumsum::{self, GateMap};
 use kerple_core::ops::gemm::Out;
+use kerple_core::ops::linear::LinearParameters;
+use kerple_core::precision::Precision;
 use std::ops::Range;
 
 impl GateProjection {
@@ -199,12 +201,9 @@ impl GateProjectionInputs {
         GateProjectionInputs { weight, bias, map: gates.map }
     }
 
-    fn linear<T: FloatElement>(
-        self,
-        inputs: &[HostArray],
-    ) -> Option<kerple_core::ops::linear::LinearParameters<'_, T>> {
-        let bias = Some(inputs[self.bias].slice());
-        self.weight.map(|weight| kerple_core::ops::linear::LinearParameters { weight: inputs[weight].slice(), bias })
+    fn linear<T: FloatElement>(self, inputs: &[HostArray]) -> Option<LinearParameters<'_, T>> {
+        let (bias, precision) = (Some(inputs[self.bias].slice()), Precision::F32);
+        self.weight.map(|weight| LinearParameters { weight: inputs[weight].slice(), bias, precision })
     }
 
     /// Logits of gates, `[B, L, H]`, of rows `[B, L, width]`.

@@ -10,6 +10,7 @@ use crate::with_element;
 use burn::tensor::Tensor;
 use kerple_core::ops::gemm::Out;
 use kerple_core::ops::linear::{self, LinearGradients};
+use kerple_core::precision::Precision;
 
 /// Devices that have a kernel for it.
 const KERNELS: &[DeviceKind] = &[DeviceKind::Cpu];
@@ -31,7 +32,8 @@ pub fn linear(x: Tensor<3>, linear: LinearTensors, base: Option<Tensor<3>>, impl
     }
     let mut inputs = OpInputs::default();
     let x = inputs.add(x);
-    let op = LinearOp { x, linear: LinearInputs::add(linear, &mut inputs), base: inputs.add_some(base) };
+    let op =
+        LinearOp { x, linear: LinearInputs::add(linear, implementation, &mut inputs), base: inputs.add_some(base) };
     inputs.apply(op)
 }
 
@@ -77,18 +79,27 @@ fn multiplied(x: Tensor<3>, weight: Tensor<2>, turned: bool, implementation: Imp
 pub(super) struct LinearInputs {
     weight: usize,
     bias: Option<usize>,
+    precision: Precision,
 }
 
 impl LinearInputs {
-    pub(super) fn add(linear: LinearTensors, inputs: &mut OpInputs) -> LinearInputs {
-        LinearInputs { weight: inputs.add(linear.weight), bias: inputs.add_some(linear.bias) }
+    pub(super) fn add(linear: LinearTensors, implementation: Impl, inputs: &mut OpInputs) -> LinearInputs {
+        let LinearTensors { weight, bias } = linear;
+        let (weight, bias) = (inputs.add(weight), inputs.add_some(bias));
+        LinearInputs { weight, bias, precision: implementation.precision() }
     }
 
     pub(super) fn of<T: FloatElement>(self, inputs: &[HostArray]) -> linear::LinearParameters<'_, T> {
         linear::LinearParameters {
             weight: inputs[self.weight].slice(),
             bias: self.bias.map(|bias| inputs[bias].slice()),
+            precision: self.precision,
         }
+    }
+
+    /// What its products multiply.
+    pub(super) fn precision(self) -> Precision {
+        self.precision
     }
 
     /// Records the gradients in the parameters.

@@ -116,8 +116,8 @@ fn fused<const D: usize>(
     implementation: Impl,
 ) -> Tensor<D> {
     let mut inputs = OpInputs::default();
-    let end = LmHeadInputs::add(x, head, targets, &mut inputs);
-    inputs.apply(CrossEntropyOp { end, share, implementation })
+    let end = LmHeadInputs::add(x, head, targets, implementation, &mut inputs);
+    inputs.apply(CrossEntropyOp { end, share })
 }
 
 /// Where the tensors of a model's end are among an operation's inputs, and its targets.
@@ -130,10 +130,17 @@ struct LmHeadInputs {
     bias: Option<usize>,
     ids: Vec<u32>,
     scored: Option<Vec<bool>>,
+    implementation: Impl,
 }
 
 impl LmHeadInputs {
-    fn add(x: Tensor<3>, head: LmHeadTensors, targets: LossTargets, inputs: &mut OpInputs) -> LmHeadInputs {
+    fn add(
+        x: Tensor<3>,
+        head: LmHeadTensors,
+        targets: LossTargets,
+        implementation: Impl,
+        inputs: &mut OpInputs,
+    ) -> LmHeadInputs {
         let LmHeadTensors { norm, weight, tied, bias } = head;
         let x = inputs.add(x);
         let norm = norm::NormInputs::add(norm, inputs);
@@ -146,12 +153,18 @@ impl LmHeadInputs {
             bias,
             ids: targets.ids.to_vec(),
             scored: targets.scored.map(<[bool]>::to_vec),
+            implementation,
         }
     }
 
     fn head<'a, T: FloatElement>(&self, inputs: &'a [HostArray]) -> cross_entropy::LmHead<'a, T> {
-        let bias = self.bias.map(|bias| inputs[bias].slice());
-        cross_entropy::LmHead { norm: self.norm.of(inputs), w: inputs[self.weight].slice(), tied: self.tied, bias }
+        cross_entropy::LmHead {
+            norm: self.norm.of(inputs),
+            w: inputs[self.weight].slice(),
+            tied: self.tied,
+            bias: self.bias.map(|bias| inputs[bias].slice()),
+            precision: self.implementation.precision(),
+        }
     }
 
     fn targets(&self) -> LossTargets<'_> {
@@ -164,9 +177,6 @@ impl LmHeadInputs {
 struct CrossEntropyOp {
     end: LmHeadInputs,
     share: Option<f64>,
-    /// Of GPUs; the processor has one.
-    #[cfg_attr(not(feature = "cube"), expect(dead_code, reason = "there are none"))]
-    implementation: Impl,
 }
 
 impl CrossEntropyOp {

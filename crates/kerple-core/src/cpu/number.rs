@@ -74,6 +74,19 @@ pub trait Number:
     /// absolutely, and in the lower tail down to -13 within `3.5e-7 + 6e-8 x^2` relatively; the density is within
     /// `2e-7 + 6e-8 x^2` relatively up to 13 on both sides.
     fn normal(self) -> (Self, Self);
+    /// The bits of the nearest `bf16`, of the even one between two; of `f64` by way of `f32`.
+    fn to_bf16(self) -> u16;
+    /// The number of these bits.
+    fn from_bf16(bits: u16) -> Self;
+}
+
+/// The bits of the nearest `bf16`, of the even one between two.
+#[inline(always)]
+fn single_to_bf16(value: f32) -> u16 {
+    let bits = value.to_bits();
+    // NaN stays one, whatever its other bits
+    let rounded = if value.is_nan() { bits | 1 << 22 } else { bits.wrapping_add(0x7fff + (bits >> 16 & 1)) };
+    (rounded >> 16) as u16
 }
 
 macro_rules! number {
@@ -133,6 +146,14 @@ macro_rules! number {
             #[inline(always)]
             fn normal(self) -> ($type, $type) {
                 $normal(self)
+            }
+            #[inline(always)]
+            fn to_bf16(self) -> u16 {
+                single_to_bf16(self as f32)
+            }
+            #[inline(always)]
+            fn from_bf16(bits: u16) -> $type {
+                f32::from_bits(u32::from(bits) << 16).into()
             }
         }
     };

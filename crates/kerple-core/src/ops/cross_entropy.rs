@@ -22,6 +22,7 @@ use crate::Number;
 use crate::check_shape;
 use crate::cpu::reduce;
 use crate::cpu::vectorized;
+use crate::precision::Precision;
 use crate::tiles::workers::for_each_task;
 use log_sum_exp::{LOGITS_PER_SUM, normalizer};
 
@@ -56,6 +57,8 @@ pub struct LmHead<'a, T> {
     pub tied: bool,
     /// Added to the logits, `[V]`; `None` adds nothing.
     pub bias: Option<&'a [T]>,
+    /// What products multiply, see [`MatmulShape::at`].
+    pub precision: Precision,
 }
 
 /// Gradients in the input of the head and in its parameters, of their shapes.
@@ -115,7 +118,7 @@ pub fn forward<T: Number>(head: LmHead<'_, T>, x: &[T], targets: LossTargets<'_>
 impl<T: Number> LmHead<'_, T> {
     /// The product with so many rows.
     fn product(&self, rows: usize, v: usize) -> MatmulShape {
-        let product = MatmulShape::new(rows, self.norm.width(), v);
+        let product = MatmulShape::new(rows, self.norm.width(), v).at(self.precision);
         if self.tied { product.transpose_b() } else { product }
     }
 }
@@ -153,12 +156,14 @@ pub fn forward_backward<T: Number>(
         }
         let d_w = Out::accumulate_into(&mut d_w);
         if head.tied {
-            matmul(d_w, d_logits, &chunk.normed, MatmulShape::new(v, rows.len(), m).transpose_a());
+            let product = MatmulShape::new(v, rows.len(), m).transpose_a();
+            matmul(d_w, d_logits, &chunk.normed, product.at(head.precision));
         } else {
-            matmul(d_w, &chunk.normed, d_logits, MatmulShape::new(m, rows.len(), v).transpose_a());
+            let product = MatmulShape::new(m, rows.len(), v).transpose_a();
+            matmul(d_w, &chunk.normed, d_logits, product.at(head.precision));
         }
         // the normed rows are done with: their place takes their gradient
-        let back = MatmulShape::new(rows.len(), v, m);
+        let back = MatmulShape::new(rows.len(), v, m).at(head.precision);
         let back = if head.tied { back } else { back.transpose_b() };
         matmul(Out::Store(&mut chunk.normed), d_logits, head.w, back);
         let of_norm = NormGradients { d_gamma: &mut d_gamma, d_beta: d_beta.as_deref_mut() };
@@ -281,7 +286,7 @@ mod tests {
         pub(super) fn head(&self) -> LmHead<'_, T> {
             let [gamma, beta, w, bias] = &self.0;
             let norm = NormParameters { kind: RowNorm::Layer, gamma, beta: Some(beta), epsilon: 1e-2 };
-            LmHead { norm, w, tied: self.1, bias: (!bias.is_empty()).then_some(bias) }
+            LmHead { norm, w, tied: self.1, bias: (!bias.is_empty()).then_some(bias), precision: Precision::F32 }
         }
     }
 

@@ -17,6 +17,7 @@
 //! crate's kernels was tried first, and the crate packed the copies again. Rejected there, as measured:
 //! prefetching the next panel while this one is multiplied, and panels of 256 rows.
 
+mod bf16;
 mod blocks;
 mod kernel;
 mod panels;
@@ -25,10 +26,13 @@ pub use blocks::matmul_blocks;
 
 use super::ROWS_PER_TASK;
 use crate::Number;
-use crate::cpu::reduce;
+use crate::cpu::{Bf16Unit, reduce};
+use crate::precision::Precision;
 use crate::tiles::workers::{for_each_number, for_each_task};
 use crate::{check_shape, elements};
+use bf16::RoundedFactors;
 use kernel::{GemmFactor, OutBlock};
+use std::any::TypeId;
 use std::ops::Range;
 
 /// Columns of a block: two of the kernel's tiles with AVX-512. Of few blocks, and so of small ones, half as many.
@@ -68,12 +72,13 @@ pub struct MatmulShape {
     n: usize,
     a_is_transposed: bool,
     b_is_transposed: bool,
+    precision: Precision,
 }
 
 impl MatmulShape {
     /// `c = a b`.
     pub fn new(m: usize, k: usize, n: usize) -> MatmulShape {
-        MatmulShape { m, k, n, a_is_transposed: false, b_is_transposed: false }
+        MatmulShape { m, k, n, a_is_transposed: false, b_is_transposed: false, precision: Precision::F32 }
     }
 
     /// The slice of the left factor holds `[k, m]`.
@@ -84,6 +89,18 @@ impl MatmulShape {
     /// The slice of the right factor holds `[n, k]`.
     pub fn transpose_b(self) -> MatmulShape {
         MatmulShape { b_is_transposed: true, ..self }
+    }
+
+    /// With `f32` factors rounded to this precision, if it is `bf16`, which processors have instructions for, and if the result has
+    /// 32 rows and columns or more and sums 32 terms: rounding costs more than smaller products.
+    pub fn at(self, precision: Precision) -> MatmulShape {
+        MatmulShape { precision, ..self }
+    }
+
+    /// Whether factors of this type are rounded.
+    fn rounds<T: Number>(self) -> bool {
+        let is_large = [self.m, self.k, self.n].into_iter().all(|size| size >= bf16::BLOCK);
+        self.precision == Precision::Bf16 && is_large && TypeId::of::<T>() == TypeId::of::<f32>()
     }
 
     /// Rows and columns of the blocks of the result; a function of the shape and of whether there is a second matrix.
@@ -133,15 +150,16 @@ impl<'a, T> Out<'a, T> {
 /// # Panics
 /// If a slice has the wrong size.
 pub fn matmul<T: Number>(c: Out<'_, T>, a: &[T], b: &[T], product: MatmulShape) {
-    let MatmulShape { m, k, n, a_is_transposed, b_is_transposed } = product;
+    let MatmulShape { m, k, n, a_is_transposed, b_is_transposed, .. } = product;
+    let is_gradient = a_is_transposed && !b_is_transposed && k >= WORTH_PANELS;
     // elsewhere the kernels of the `gemm` crate are the better ones
-    if cfg!(target_arch = "x86_64") && a_is_transposed && !b_is_transposed && k >= WORTH_PANELS {
+    if cfg!(target_arch = "x86_64") && is_gradient && !product.rounds::<T>() {
         check_shape!(a, k = k, m = m);
         check_shape!(b, k = k, n = n);
         // SAFETY: the factors and the result have these sizes, and this call alone writes it.
         return write(c, [m, n], |c, adds| unsafe { panels::multiply(c, adds, a, b, [m, k, n]) });
     }
-    matmul_then(c, None, a, b, product, |_, _, _, _| {});
+    matmul_then(c, None::<&mut Vec<T>>, a, b, product, |_, _, _, _| {});
 }
 
 /// [`matmul`] with `bias`, `[n]`, added to each row: a linear layer.
@@ -151,7 +169,7 @@ pub fn matmul<T: Number>(c: Out<'_, T>, a: &[T], b: &[T], product: MatmulShape) 
 pub fn matmul_bias<T: Number>(c: Out<'_, T>, a: &[T], b: &[T], bias: &[T], product: MatmulShape) {
     let n = product.n;
     check_shape!(bias, n = n);
-    matmul_then(c, None, a, b, product, |_, columns, c, _| reduce::add(c, &bias[columns]));
+    matmul_then(c, None::<&mut Vec<T>>, a, b, product, |_, columns, c, _| reduce::add(c, &bias[columns]));
 }
 
 /// [`matmul`], and then `finish` on every piece of a row of `c` while it is in cache. It is given the row, the columns of
@@ -160,29 +178,29 @@ pub fn matmul_bias<T: Number>(c: Out<'_, T>, a: &[T], b: &[T], bias: &[T], produ
 ///
 /// # Panics
 /// If a slice has the wrong size.
-pub fn matmul_then<T: Number>(
+pub fn matmul_then<T: Number, U: Copy + Default + Send>(
     c: Out<'_, T>,
-    beside: Option<&mut Vec<T>>,
+    beside: Option<&mut Vec<U>>,
     a: &[T],
     b: &[T],
     product: MatmulShape,
-    finish: impl Fn(usize, Range<usize>, &mut [T], &mut [T]) + Sync,
+    finish: impl Fn(usize, Range<usize>, &mut [T], &mut [U]) + Sync,
 ) {
     let MatmulShape { m, k, n, .. } = product;
     check_shape!(a, m = m, k = k);
     check_shape!(b, k = k, n = n);
-    let (rows, columns) = product.block(beside.is_some());
+    let (factors, [rows, columns]) = Factors::new(a, b, product, product.block(beside.is_some()));
     let (down, across) = (m.div_ceil(rows.max(1)), n.div_ceil(columns.max(1)));
-    let work = |c: OutMatrix<T>, adds: bool, beside: Option<OutMatrix<T>>| {
+    let work = |c: OutMatrix<T>, adds: bool, beside: Option<OutMatrix<U>>| {
         let block = |t: usize| {
             let (i, j) = (t / across, t % across);
             let (i, j) = (i * rows..m.min((i + 1) * rows), j * columns..n.min((j + 1) * columns));
-            // SAFETY: `a` and `b` were seen to hold their matrices, and `c` has room for its own; this block of it is written
-            // by this task alone, and where it is not added to, every element of it.
+            // SAFETY: `c` has room for the matrix; this block of it is written by this task alone, and where it is not added to,
+            // every element of it.
             unsafe {
                 let start = c.start.add(i.start * n + j.start);
                 let c = OutBlock { start, row_stride: n, accumulate: adds };
-                multiply_block(product, c, a, b, i.clone(), j.clone());
+                factors.multiply_block(c, i.clone(), j.clone());
             }
             for row in i {
                 // SAFETY: the pieces lie in this block, which is this task's alone, and that of `c` has been written.
@@ -206,7 +224,7 @@ pub fn matmul_then<T: Number>(
 ///
 /// # Panics
 /// If there is no room of this size.
-fn write<T: Number>(c: Out<'_, T>, [m, n]: [usize; 2], by: impl FnOnce(OutMatrix<T>, bool)) {
+fn write<T>(c: Out<'_, T>, [m, n]: [usize; 2], by: impl FnOnce(OutMatrix<T>, bool)) {
     let values = elements(&[m, n]).unwrap_or_else(|| panic!("c: [m, n] = [{m}, {n}] are too many values"));
     let matrix = |start| OutMatrix { start, columns: n };
     let adds = matches!(c, Out::Accumulate(_));
@@ -241,7 +259,14 @@ unsafe impl<T: Send> Send for OutMatrix<T> {}
 // SAFETY: likewise.
 unsafe impl<T: Send> Sync for OutMatrix<T> {}
 
-impl<T: Number> OutMatrix<T> {
+impl<T> OutMatrix<T> {
+    /// Where this element is.
+    fn at(self, row: usize, column: usize) -> *mut T {
+        self.start.wrapping_add(row * self.columns + column)
+    }
+}
+
+impl<T: Copy + Default> OutMatrix<T> {
     /// # Safety
     /// The piece lies in the matrix, which outlives it, has been written, and nothing else uses it meanwhile.
     unsafe fn piece<'a>(self, row: usize, columns: Range<usize>) -> &'a mut [T] {
@@ -255,7 +280,7 @@ impl<T: Number> OutMatrix<T> {
         // SAFETY: the caller's promise, and the piece is written before it is taken for numbers.
         unsafe {
             let start = self.start.add(row * self.columns + columns.start);
-            (0..columns.len()).for_each(|i| start.add(i).write(T::ZERO));
+            (0..columns.len()).for_each(|i| start.add(i).write(T::default()));
             self.piece(row, columns)
         }
     }
@@ -272,32 +297,58 @@ impl<T: Number> OutMatrix<T> {
     }
 }
 
-/// Writes the block of the result at these rows and columns to `c`.
-///
-/// # Safety
-/// `a` and `b` have the sizes of `product`, the block lies inside the result, `c` has room for it and has been written if the
-/// product is to be added to it, and nothing else uses it meanwhile.
-unsafe fn multiply_block<T: Number>(
-    product: MatmulShape,
-    c: OutBlock<T>,
-    a: &[T],
-    b: &[T],
-    rows: Range<usize>,
-    columns: Range<usize>,
-) {
-    let MatmulShape { m, k, n, a_is_transposed, b_is_transposed } = product;
-    let (a_row, a_column) = if a_is_transposed { (1, m) } else { (k, 1) };
-    let (b_row, b_column) = if b_is_transposed { (1, k) } else { (n, 1) };
-    // with k = 0 the factors have no elements, and the starts of their blocks may lie outside of them: `wrapping_add`
-    let a =
-        GemmFactor { start: a.as_ptr().wrapping_add(rows.start * a_row), row_stride: a_row, column_stride: a_column };
-    let b = GemmFactor {
-        start: b.as_ptr().wrapping_add(columns.start * b_column),
-        row_stride: b_row,
-        column_stride: b_column,
-    };
-    // SAFETY: by the caller's promise every element the kernel touches lies in its matrix, and it alone writes the block.
-    unsafe { kernel::multiply([rows.len(), k, columns.len()], c, a, b) };
+/// The factors of a product.
+enum Factors<'a, T> {
+    /// As they are.
+    Exact { a: &'a [T], b: &'a [T], product: MatmulShape },
+    /// Copies of `f32`.
+    Rounded(RoundedFactors),
+}
+
+impl<'a, T: Number> Factors<'a, T> {
+    /// Those of a product, and the rows and columns of its blocks, which were to have so many.
+    fn new(a: &'a [T], b: &'a [T], product: MatmulShape, block: (usize, usize)) -> (Self, [usize; 2]) {
+        if !product.rounds::<T>() {
+            return (Factors::Exact { a, b, product }, block.into());
+        }
+        // SAFETY: only `f32` is rounded.
+        let [a, b] = [a, b].map(|factor| unsafe { std::slice::from_raw_parts(factor.as_ptr().cast(), factor.len()) });
+        let block = [block.0, block.1].map(|side| side.next_multiple_of(bf16::BLOCK));
+        (Factors::Rounded(RoundedFactors::new(Bf16Unit::current(), a, b, product)), block)
+    }
+
+    /// Writes the block of the result at these rows and columns to `c`.
+    ///
+    /// # Safety
+    /// The factors have the sizes of their product, the block lies inside the result, `c` has room for it and has been written if
+    /// the product is to be added to it, and nothing else uses it meanwhile.
+    unsafe fn multiply_block(&self, c: OutBlock<T>, rows: Range<usize>, columns: Range<usize>) {
+        let (a, b, product) = match self {
+            Factors::Exact { a, b, product } => (a, b, product),
+            Factors::Rounded(factors) => {
+                let OutBlock { start, row_stride, accumulate } = c;
+                let c = OutBlock { start: start.cast(), row_stride, accumulate };
+                // SAFETY: the caller's promise; only `f32` is rounded.
+                return unsafe { factors.multiply_block(c, rows, columns) };
+            }
+        };
+        let MatmulShape { m, k, n, a_is_transposed, b_is_transposed, .. } = *product;
+        let (a_row, a_column) = if a_is_transposed { (1, m) } else { (k, 1) };
+        let (b_row, b_column) = if b_is_transposed { (1, k) } else { (n, 1) };
+        // with k = 0 the factors have no elements, and the starts of their blocks may lie outside of them: `wrapping_add`
+        let a = GemmFactor {
+            start: a.as_ptr().wrapping_add(rows.start * a_row),
+            row_stride: a_row,
+            column_stride: a_column,
+        };
+        let b = GemmFactor {
+            start: b.as_ptr().wrapping_add(columns.start * b_column),
+            row_stride: b_row,
+            column_stride: b_column,
+        };
+        // SAFETY: by the caller's promise every element the kernel touches lies in its matrix, and it alone writes the block.
+        unsafe { kernel::multiply([rows.len(), k, columns.len()], c, a, b) };
+    }
 }
 
 /// Adds the sum of the rows of `rows`, `[_, columns]`, to `sum`, `[columns]`: the gradient of a bias.
@@ -327,7 +378,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn plain(product: MatmulShape, a: &[f64], b: &[f64]) -> Vec<f64> {
-        let MatmulShape { m, k, n, a_is_transposed, b_is_transposed } = product;
+        let MatmulShape { m, k, n, a_is_transposed, b_is_transposed, .. } = product;
         let a = |i: usize, l: usize| if a_is_transposed { a[l * m + i] } else { a[i * k + l] };
         let b = |l: usize, j: usize| if b_is_transposed { b[j * k + l] } else { b[l * n + j] };
         let element = |i, j| (0..k).map(|l| a(i, l) * b(l, j)).sum::<f64>();

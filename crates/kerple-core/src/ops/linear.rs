@@ -9,6 +9,7 @@ use super::zeros;
 use crate::Number;
 use crate::check_shape;
 use crate::cpu::reduce;
+use crate::precision::Precision;
 use crate::tiles::workers::for_each_task;
 use std::ops::Range;
 
@@ -19,6 +20,8 @@ pub struct LinearParameters<'a, T> {
     pub weight: &'a [T],
     /// `[outputs]`; `None` adds nothing.
     pub bias: Option<&'a [T]>,
+    /// What its products and those of its gradients multiply, see [`MatmulShape::at`].
+    pub precision: Precision,
 }
 
 /// Some outputs of a [`LinearParameters`], copied.
@@ -28,12 +31,13 @@ pub struct LinearSlice<'a, T> {
     weight: Vec<T>,
     /// `[outputs]`
     bias: Option<&'a [T]>,
+    precision: Precision,
 }
 
 impl<T> LinearSlice<'_, T> {
     /// As a layer.
     pub fn as_linear(&self) -> LinearParameters<'_, T> {
-        LinearParameters { weight: &self.weight, bias: self.bias }
+        LinearParameters { weight: &self.weight, bias: self.bias, precision: self.precision }
     }
 }
 
@@ -54,7 +58,7 @@ impl<'a, T: Number> LinearParameters<'a, T> {
     pub fn part(&self, inputs: usize, outputs: Range<usize>) -> LinearSlice<'a, T> {
         let rows = self.weight.chunks_exact(self.outputs(inputs).max(1));
         let weight = rows.flat_map(|row| &row[outputs.clone()]).copied().collect();
-        LinearSlice { weight, bias: self.bias.map(|bias| &bias[outputs]) }
+        LinearSlice { weight, bias: self.bias.map(|bias| &bias[outputs]), precision: self.precision }
     }
 
     /// Features that come out.
@@ -62,7 +66,7 @@ impl<'a, T: Number> LinearParameters<'a, T> {
     /// # Panics
     /// If the weight is not a matrix with this many rows, or the bias does not fit it.
     pub fn outputs(&self, inputs: usize) -> usize {
-        let LinearParameters { weight, bias } = *self;
+        let LinearParameters { weight, bias, .. } = *self;
         let outputs = weight.len() / inputs.max(1);
         check_shape!(weight, inputs = inputs, outputs = outputs);
         if let Some(bias) = bias {
@@ -73,7 +77,7 @@ impl<'a, T: Number> LinearParameters<'a, T> {
 
     /// The product of `x`, `[rows, inputs]`, with this layer.
     pub fn product(&self, x: &[T], inputs: usize) -> MatmulShape {
-        MatmulShape::new(x.len() / inputs.max(1), inputs, self.outputs(inputs))
+        MatmulShape::new(x.len() / inputs.max(1), inputs, self.outputs(inputs)).at(self.precision)
     }
 
     /// Writes the layer's output for `x`, `[rows, inputs]`.
@@ -95,7 +99,7 @@ impl<'a, T: Number> LinearParameters<'a, T> {
     pub fn forward_onto(&self, to: Out<'_, T>, x: &[T], inputs: usize, base: &[T]) {
         let (product, outputs) = (self.product(x, inputs), self.outputs(inputs));
         check_shape!(base, rows = x.len() / inputs.max(1), outputs = outputs);
-        matmul_then(to, None, x, self.weight, product, |row, columns, y, _| {
+        matmul_then(to, None::<&mut Vec<T>>, x, self.weight, product, |row, columns, y, _| {
             reduce::add(y, &base[row * outputs..][columns.clone()]);
             if let Some(bias) = self.bias {
                 reduce::add(y, &bias[columns]);
@@ -119,7 +123,7 @@ impl<'a, T: Number> LinearParameters<'a, T> {
             add_rows(d_y, d_bias);
         }
         let product = MatmulShape::new(inputs, x.len() / inputs.max(1), self.outputs(inputs)).transpose_a();
-        matmul(Out::accumulate_into(d_weight), x, d_y, product);
+        matmul(Out::accumulate_into(d_weight), x, d_y, product.at(self.precision));
     }
 
     /// Writes the gradient in the input, `[rows, inputs]`.
@@ -133,7 +137,7 @@ impl<'a, T: Number> LinearParameters<'a, T> {
     /// The product that makes the gradient in the input.
     pub fn input_product(&self, d_y: &[T], inputs: usize) -> MatmulShape {
         let outputs = self.outputs(inputs);
-        MatmulShape::new(d_y.len() / outputs.max(1), outputs, inputs).transpose_b()
+        MatmulShape::new(d_y.len() / outputs.max(1), outputs, inputs).transpose_b().at(self.precision)
     }
 }
 
@@ -176,7 +180,7 @@ mod tests {
         fn equals_plain_and_its_differences(rows in 0usize..9, i in 1usize..8, o in 1usize..8, biased: bool, seed in 0u64..1000) {
             let (weight, bias, x) = (random(i * o, seed), random(o, seed + 1), random(rows * i, seed + 2));
             let (d_y, base) = (random(rows * o, seed + 3), random(rows * o, seed + 4));
-            let linear = LinearParameters { weight: &weight, bias: biased.then_some(&bias[..]) };
+            let linear = LinearParameters { weight: &weight, bias: biased.then_some(&bias[..]), precision: Precision::F32 };
             let (mut y, mut onto, mut d_x) = (Vec::new(), Vec::new(), Vec::new());
             linear.forward(Out::Append(&mut y), &x, i);
             linear.forward_onto(Out::Append(&mut onto), &x, i, &base);

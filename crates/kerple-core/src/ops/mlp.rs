@@ -13,12 +13,14 @@
 
 use super::activation::{self, Activation};
 use super::gemm::{Out, matmul_then};
+use super::kept::{self, KeptRows, KeptSlice, READ};
 use super::layer_norm::{self, NormGradients, NormParameters};
 use super::linear::{LinearGradients, LinearParameters, add};
 use super::{ROWS_PER_TASK, append, zeros};
 use crate::Number;
 use crate::check_shape;
 use crate::cpu::reduce;
+use std::ops::Range;
 
 /// Most rows of a span.
 const MOST_ROWS: usize = 2048;
@@ -82,12 +84,12 @@ impl<'a, T: Number> MlpResidual<'a, T> {
 }
 
 /// What [`forward_saving`] leaves for [`backward`] besides `x`, `[rows, F]` each.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Hidden<T> {
     /// `up(norm(x))`
-    pub up: Vec<T>,
+    pub up: KeptRows<T>,
     /// `gate(norm(x))`; empty without a gate.
-    pub gate: Vec<T>,
+    pub gate: KeptRows<T>,
 }
 
 /// Gradients in the input of the block and in its parameters, of their shapes. That in rows beside the input is `d_y` itself.
@@ -153,7 +155,8 @@ pub fn forward<T: Number>(mlp: MlpParameters<'_, T>, x: &[T]) -> Vec<T> {
 pub fn forward_saving<T: Number>(mlp: MlpParameters<'_, T>, x: &[T]) -> (Vec<T>, Hidden<T>) {
     let MlpSizes { f, rows, .. } = mlp.sizes(x);
     let gated = if mlp.gate.is_some() { rows * f } else { 0 };
-    let mut hidden = Hidden { up: Vec::with_capacity(rows * f), gate: Vec::with_capacity(gated) };
+    let [up, gate] = [rows * f, gated].map(|numbers| KeptRows::with_capacity(numbers, mlp.up.precision));
+    let mut hidden = Hidden { up, gate };
     let mut y = Vec::with_capacity(x.len());
     mlp.by_spans(MOST_ROWS, x, |mlp, span, x| span.forward(mlp, x, &mut hidden, &mut y));
     (y, hidden)
@@ -166,8 +169,8 @@ pub fn forward_saving<T: Number>(mlp: MlpParameters<'_, T>, x: &[T]) -> (Vec<T>,
 pub fn backward<T: Number>(mlp: MlpParameters<'_, T>, x: &[T], hidden: &Hidden<T>, d_y: &[T]) -> MlpGradients<T> {
     let MlpSizes { m, f, rows } = mlp.sizes(x);
     let Hidden { up, gate } = hidden;
-    check_shape!(up, rows = rows, f = f);
-    check_shape!(gate, rows = if mlp.gate.is_some() { rows } else { 0 }, f = f);
+    let gated = if mlp.gate.is_some() { rows * f } else { 0 };
+    assert!([up.len(), gate.len()] == [rows * f, gated], "hidden: expected [rows, F] = [{rows}, {f}]");
     check_shape!(d_y, rows = rows, m = m);
     let mut gradients = MlpGradients {
         d_x: Vec::with_capacity(x.len()),
@@ -177,14 +180,13 @@ pub fn backward<T: Number>(mlp: MlpParameters<'_, T>, x: &[T], hidden: &Hidden<T
         gate: mlp.gate.map(|gate| gate.gradients(m)),
         down: mlp.down.gradients(f),
     };
-    let (mut d_hidden, mut first) = (Hidden { up: Vec::new(), gate: Vec::new() }, 0);
+    let (mut d_hidden, mut first) = ([Vec::new(), Vec::new()], 0);
     mlp.by_spans(MOST_ROWS, x, |mlp, span, x| {
         let last = first + x.len() / m;
-        let gate = if gate.is_empty() { &[] } else { &gate[first * f..last * f] };
         span.backward(
             mlp,
             x,
-            [&up[first * f..last * f], gate],
+            [up, gate].map(|kept| kept.slice(if kept.is_empty() { 0..0 } else { first * f..last * f })),
             &d_y[first * m..last * m],
             &mut d_hidden,
             &mut gradients,
@@ -198,6 +200,16 @@ pub fn backward<T: Number>(mlp: MlpParameters<'_, T>, x: &[T], hidden: &Hidden<T
 }
 
 impl<'a, T: Number> MlpParameters<'a, T> {
+    /// Multiplies activations, of a piece of the row that begins there, with `up`, where that is not empty, and with the factors.
+    fn multiply(&self, row: usize, columns: Range<usize>, up: &[T], a: &mut [T]) {
+        if !up.is_empty() {
+            activation::multiply(a, &up[row..][columns.clone()]);
+        }
+        if let Some(factors) = self.factors {
+            activation::multiply(a, &factors[row..][columns]);
+        }
+    }
+
     /// Calls `work` with the block as the rows of each span see it, room for their activations, and the rows.
     fn by_spans(
         &self,
@@ -236,27 +248,55 @@ impl<T: Number> SpanActivations<T> {
         let SpanActivations { normed, a } = self;
         let act = mlp.activation;
         layer_norm::forward(mlp.norm, x, normed);
-        let h_start = hidden.up.len();
-        let activated = |linear: LinearParameters<'_, T>, h: &mut Vec<T>, a: &mut Vec<T>, up: &[T]| {
-            let product = linear.product(normed, m);
-            matmul_then(Out::Append(h), Some(a), normed, linear.weight, product, |row, columns, h, a| {
+        let activated = |linear: LinearParameters<'_, T>, h: &mut KeptRows<T>, a: &mut Vec<T>, up: &[T]| {
+            let (product, weight) = (linear.product(normed, m), linear.weight);
+            let add_bias = |columns: &Range<usize>, h: &mut [T]| {
                 if let Some(bias) = linear.bias {
                     reduce::add(h, &bias[columns.clone()]);
                 }
-                act.forward(h, a);
-                if !up.is_empty() {
-                    activation::multiply(a, &up[row * f..][columns.clone()]);
+            };
+            match h {
+                KeptRows::Exact(h) => {
+                    matmul_then(Out::Append(h), Some(a), normed, weight, product, |row, columns, h, a| {
+                        add_bias(&columns, h);
+                        act.forward(h, a);
+                        mlp.multiply(row * f, columns, up, a);
+                    });
                 }
-                if let Some(factors) = mlp.factors {
-                    activation::multiply(a, &factors[row * f..][columns]);
+                KeptRows::Bf16(h) => {
+                    matmul_then(Out::Append(a), Some(h), normed, weight, product, |row, columns, a, h| {
+                        add_bias(&columns, a);
+                        kept::round_to(a, h);
+                        act.forward_in_place(a);
+                        mlp.multiply(row * f, columns, up, a);
+                    });
                 }
-            });
+            }
         };
-        match mlp.gate {
-            None => activated(mlp.up, &mut hidden.up, a, &[]),
-            Some(gate) => {
-                mlp.up.forward(Out::Append(&mut hidden.up), normed, m);
-                activated(gate, &mut hidden.gate, a, &hidden.up[h_start..]);
+        match (mlp.gate, &mut hidden.up) {
+            (None, up) => activated(mlp.up, up, a, &[]),
+            (Some(gate), KeptRows::Exact(up)) => {
+                let start = up.len();
+                mlp.up.forward(Out::Append(up), normed, m);
+                activated(gate, &mut hidden.gate, a, &up[start..]);
+            }
+            (Some(gate), KeptRows::Bf16(up)) => {
+                let mut of_span = Vec::new();
+                let (product, bias) = (mlp.up.product(normed, m), mlp.up.bias);
+                matmul_then(
+                    Out::Append(&mut of_span),
+                    Some(up),
+                    normed,
+                    mlp.up.weight,
+                    product,
+                    |_, columns, h, up| {
+                        if let Some(bias) = bias {
+                            reduce::add(h, &bias[columns]);
+                        }
+                        kept::round_to(h, up);
+                    },
+                );
+                activated(gate, &mut hidden.gate, a, &of_span);
             }
         }
         mlp.down.forward_onto(Out::Append(y), a, f, mlp.residual.rows(x, normed));
@@ -269,19 +309,16 @@ impl<T: Number> SpanActivations<T> {
         layer_norm::forward(mlp.norm, x, normed);
         if mlp.gate.is_some() {
             mlp.up.forward(Out::Append(up), normed, m);
+            kept::round(up, mlp.up.precision);
         }
-        let (linear, up) = (mlp.gate.unwrap_or(mlp.up), &*up);
-        matmul_then(Out::Append(a), None, normed, linear.weight, linear.product(normed, m), |row, columns, a, _| {
+        let (linear, up, product) = (mlp.gate.unwrap_or(mlp.up), &*up, mlp.up.product(normed, m));
+        matmul_then(Out::Append(a), None::<&mut Vec<T>>, normed, linear.weight, product, |row, columns, a, _| {
             if let Some(bias) = linear.bias {
                 reduce::add(a, &bias[columns.clone()]);
             }
+            kept::round_alone(a, linear.precision);
             mlp.activation.forward_in_place(a);
-            if !up.is_empty() {
-                activation::multiply(a, &up[row * f..][columns.clone()]);
-            }
-            if let Some(factors) = mlp.factors {
-                activation::multiply(a, &factors[row * f..][columns]);
-            }
+            mlp.multiply(row * f, columns, up, a);
         });
         mlp.down.forward_onto(Out::Append(y), a, f, mlp.residual.rows(x, normed));
     }
@@ -291,15 +328,14 @@ impl<T: Number> SpanActivations<T> {
         &mut self,
         mlp: MlpParameters<'_, T>,
         x: &[T],
-        [up, gate]: [&[T]; 2],
+        [up, gate]: [KeptSlice<'_, T>; 2],
         d_y: &[T],
-        d_hidden: &mut Hidden<T>,
+        [d_up, d_gate]: &mut [Vec<T>; 2],
         gradients: &mut MlpGradients<T>,
     ) {
         let MlpSizes { m, f, .. } = mlp.sizes(x);
         let SpanActivations { normed, a } = self;
         let stats = layer_norm::forward(mlp.norm, x, normed);
-        let Hidden { up: d_up, gate: d_gate } = d_hidden;
         d_up.clear();
         d_gate.clear();
         match mlp.gate {
@@ -310,7 +346,11 @@ impl<T: Number> SpanActivations<T> {
                     if let Some(factors) = factors {
                         activation::multiply(d_up, factors);
                     }
-                    mlp.activation.backward(&up[row * f..][columns], d_up, a);
+                    let (mut first, mut room) = (row * f + columns.start, [T::ZERO; READ]);
+                    for (d_up, a) in d_up.chunks_mut(READ).zip(a.chunks_mut(READ)) {
+                        mlp.activation.backward(up.read(first..first + a.len(), &mut room), d_up, a);
+                        first += a.len();
+                    }
                     if let Some(factors) = factors {
                         activation::multiply(a, factors);
                     }
@@ -325,14 +365,14 @@ impl<T: Number> SpanActivations<T> {
                     mlp.down.weight,
                     product,
                     |row, columns, d_gate, d_up| {
-                        let (up, gate) = (&up[row * f..][columns.clone()], &gate[row * f..][columns.clone()]);
+                        let first = row * f + columns.start;
                         if let Some(factors) = mlp.factors {
-                            activation::multiply(d_gate, &factors[row * f..][columns]);
+                            activation::multiply(d_gate, &factors[first..]);
                         }
-                        gated_backward(mlp.activation, up, gate, d_gate, d_up);
+                        gated_backward(mlp.activation, [up, gate], first, d_gate, d_up);
                     },
                 );
-                gated(mlp.activation, [up, gate], mlp.factors, a, f);
+                gated(mlp, [up, gate], d_y.len() / m, a);
             }
         }
         mlp.down.backward(a, d_y, f, &mut gradients.down);
@@ -359,30 +399,40 @@ impl<T: Number> SpanActivations<T> {
     }
 }
 
-/// Of a piece: `d`, the gradient in `act(gate) * up`, becomes that in `gate`; `d_up` becomes that in `up`.
-fn gated_backward<T: Number>(act: Activation, up: &[T], gate: &[T], d: &mut [T], d_up: &mut [T]) {
-    /// Values taken at once: a few cache lines on the stack.
-    const PIECE: usize = 64;
-    for (((up, gate), d), d_up) in
-        up.chunks(PIECE).zip(gate.chunks(PIECE)).zip(d.chunks_mut(PIECE)).zip(d_up.chunks_mut(PIECE))
-    {
-        let mut upstream = [T::ZERO; PIECE];
+/// Of a piece that begins there: `d`, the gradient in `act(gate) * up`, becomes that in `gate`; `d_up` becomes that in `up`.
+fn gated_backward<T: Number>(
+    act: Activation,
+    [up, gate]: [KeptSlice<'_, T>; 2],
+    mut first: usize,
+    d: &mut [T],
+    d_up: &mut [T],
+) {
+    let [mut of_up, mut of_gate, mut upstream] = [[T::ZERO; READ]; 3];
+    for (d, d_up) in d.chunks_mut(READ).zip(d_up.chunks_mut(READ)) {
+        let here = first..first + d.len();
         let upstream = &mut upstream[..d.len()];
         upstream.copy_from_slice(d);
-        activation::multiply(d, up);
-        act.backward(gate, d, d_up);
+        activation::multiply(d, up.read(here.clone(), &mut of_up));
+        act.backward(gate.read(here, &mut of_gate), d, d_up);
         activation::multiply(d_up, upstream);
+        first += d.len();
     }
 }
 
-/// Appends `act(gate) * up`, times the factors where there are some, to `a`.
-fn gated<T: Number>(act: Activation, [up, gate]: [&[T]; 2], factors: Option<&[T]>, a: &mut Vec<T>, f: usize) {
+/// Appends `act(gate) * up` of these rows, times the factors where there are some, to `a`.
+fn gated<T: Number>(mlp: MlpParameters<'_, T>, [up, gate]: [KeptSlice<'_, T>; 2], rows: usize, a: &mut Vec<T>) {
+    let f = mlp.up.outputs(mlp.norm.width());
     let piece = ROWS_PER_TASK * f;
-    append(a, up.len(), piece, up.chunks(piece).zip(gate.chunks(piece)), |i, a, (up, gate)| {
-        act.forward(gate, a);
-        activation::multiply(a, up);
-        if let Some(factors) = factors {
-            activation::multiply(a, &factors[i * piece..]);
+    append(a, rows * f, piece, 0..(rows * f).div_ceil(piece), |i, a, _| {
+        let (mut first, [mut of_up, mut of_gate]) = (i * piece, [[T::ZERO; READ]; 2]);
+        for a in a.chunks_mut(READ) {
+            let here = first..first + a.len();
+            mlp.activation.forward(gate.read(here.clone(), &mut of_gate), a);
+            activation::multiply(a, up.read(here, &mut of_up));
+            if let Some(factors) = mlp.factors {
+                activation::multiply(a, &factors[first..]);
+            }
+            first += a.len();
         }
     });
 }

@@ -4,6 +4,7 @@ use crate::command_error::CommandError;
 use crate::exhausted;
 use clap::{Args, ValueEnum};
 use kerple_burn::device::DeviceName;
+use kerple_core::cpu::Bf16Unit;
 use kerple_core::cpu::InstructionSet;
 use kerple_core::encoding::scaling::RopeScaling;
 use kerple_core::precision::Precision;
@@ -113,10 +114,10 @@ pub struct Hardware {
     /// which gives the same run on all devices up to rounding.
     #[arg(long, default_value = "cpu")]
     pub device: DeviceName,
-    /// Precision of the inputs of matrix products on GPUs, which accumulate in f32: f32, or rounded
-    /// to tf32 or bf16, which GPUs with matrix units multiply faster. Everything else is f32:
-    /// weights, optimizer state, norms, softmax, losses, positions. The precision is not part of a
-    /// plan; sessions.jsonl records it.
+    /// Precision of the inputs of matrix products, which accumulate in f32: f32, or rounded to tf32
+    /// or bf16, which GPUs with matrix units multiply faster, and processors with AVX512-BF16 or AMX
+    /// the bf16 of linear layers. Everything else is f32: weights, optimizer state, norms, softmax,
+    /// losses, positions. The precision is not part of a plan; sessions.jsonl records it.
     #[arg(long, value_name = "PRECISION", default_value = "f32")]
     pub precision: Precision,
 }
@@ -129,12 +130,21 @@ impl Hardware {
     pub fn runtime(&self) -> Result<Runtime, CommandError> {
         let cpu = Runtime::cpu(Some(env!("KERPLE_COMMIT").to_owned()));
         if self.device == DeviceName::Cpu {
-            self.check_exact("the CPU computes in f32")?;
-            return Ok(cpu);
+            self.check_cpu_precision(Bf16Unit::current())?;
+            return Ok(cpu.with_precision(self.precision));
         }
         let opened = self.device.open()?;
         exhausted::tell_of(self.device);
-        Ok(cpu.on(self.device, opened, self.precision))
+        Ok(cpu.on(self.device, opened).with_precision(self.precision))
+    }
+
+    /// Refuses precisions that this processor is not faster with.
+    fn check_cpu_precision(&self, unit: Bf16Unit) -> Result<(), CommandError> {
+        match self.precision {
+            Precision::Bf16 if unit > Bf16Unit::Portable => Ok(()),
+            Precision::Bf16 => self.check_exact("this CPU has neither AVX512-BF16 nor AMX, or may not use them"),
+            _ => self.check_exact("the CPU has no instructions for tf32"),
+        }
     }
 
     /// Refuses precisions below `f32`, with a reason.
@@ -146,7 +156,7 @@ impl Hardware {
             Precision::F32 => Ok(()),
             shorter => Err(CommandError::misuse(
                 format!("--precision {shorter}: {why}"),
-                "omit --precision, or choose a GPU with --device: reduced precision needs a GPU",
+                "omit --precision, or choose a GPU with --device",
             )),
         }
     }

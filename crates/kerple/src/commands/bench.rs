@@ -48,6 +48,9 @@ fn attention(args: &BenchAttentionArgs) -> CommandResult {
             format!("omit {option}: there attention is timed with a learned bias, whose encoding makes no difference"),
         ));
     }
+    if on_cpu {
+        args.hardware.check_exact("the CPU computes attention in f32")?;
+    }
     let device = TimedDevice::open(&args.hardware)?;
     match encoding {
         Some(encoding) => timing.run(&EncodingAttention { encoding, normalizer, selective }),

@@ -55,7 +55,7 @@ impl CrossEntropyOp {
     fn piece(&self, x: Tensor<3>, head: &LmHeadTensors, rows: Range<usize>) -> Tensor<2> {
         let LossTargets { ids, scored } = self.end.targets();
         let targets = LossTargets { ids: &ids[rows.clone()], scored: scored.map(|scored| &scored[rows]) };
-        by_parts(x, head.clone(), targets, self.implementation)
+        by_parts(x, head.clone(), targets, self.end.implementation)
     }
 }
 

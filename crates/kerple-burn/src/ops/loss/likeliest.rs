@@ -30,7 +30,7 @@ pub fn likeliest(
     let rows = targets.ids.len();
     let count = count.min(head.weight.dims()[usize::from(!head.tied)]);
     let mut inputs = OpInputs::default();
-    let end = LmHeadInputs::add(x, head, targets, &mut inputs);
+    let end = LmHeadInputs::add(x, head, targets, implementation, &mut inputs);
     let found: Tensor<2> = inputs.apply(LikeliestOp { end, count });
     let found: Vec<f64> = found.into_data().iter::<f64>().collect();
     let mut all = TopK { target_nll: Vec::with_capacity(rows), ids: Vec::new(), nll: Vec::new() };

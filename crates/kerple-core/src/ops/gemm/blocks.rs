@@ -1,8 +1,6 @@
 //! A product that is not kept: blocks of the result, each let go of once something was made of it.
 
-use super::{
-    ENOUGH_BLOCKS, FEWEST_FINISHED_ROWS, MOST_ROWS, MatmulShape, Out, OutBlock, TILE_ROWS, multiply_block, write,
-};
+use super::{ENOUGH_BLOCKS, FEWEST_FINISHED_ROWS, Factors, MOST_ROWS, MatmulShape, Out, OutBlock, TILE_ROWS, write};
 use crate::Number;
 use crate::check_shape;
 use rayon::prelude::*;
@@ -27,6 +25,7 @@ pub fn matmul_blocks<T: Number, R: Send>(
     let across = (n / columns).max(1);
     let down = m.div_ceil(MOST_ROWS).max(ENOUGH_BLOCKS.div_ceil(across).min(m / FEWEST_FINISHED_ROWS)).max(1);
     let rows = m.div_ceil(down).next_multiple_of(TILE_ROWS).max(1);
+    let (factors, [rows, _]) = Factors::new(a, b, product, (rows, columns));
     let block = |t: usize| {
         let (i, j) = (t / across, t % across);
         let (end, i) = (if j + 1 == across { n } else { (j + 1) * columns }, i * rows..m.min((i + 1) * rows));
@@ -34,7 +33,7 @@ pub fn matmul_blocks<T: Number, R: Send>(
         // SAFETY: `a` and `b` were seen to hold their matrices, and `c` has room for the block, which is all of it.
         write(Out::Append(&mut c), [i.len(), j.len()], |c, adds| unsafe {
             let c = OutBlock { start: c.start, row_stride: c.columns, accumulate: adds };
-            multiply_block(product, c, a, b, i.clone(), j.clone());
+            factors.multiply_block(c, i.clone(), j.clone());
         });
         take(i, j, &mut c)
     };

@@ -1,6 +1,7 @@
 use super::*;
 use crate::ops::layer_norm::RowNorm;
 use crate::ops::testing::{assert_gradient, assert_same_at_any_threads, random, single};
+use crate::precision::Precision;
 use proptest::prelude::*;
 
 /// A choice of everything that varies.
@@ -31,14 +32,18 @@ struct Owned<T> {
     factors: Vec<T>,
     base: Vec<T>,
     choice: Choice,
+    precision: Precision,
 }
 
 impl<T: Number> Owned<T> {
     fn mlp<'a>(&'a self) -> MlpParameters<'a, T> {
         let [gamma, beta, w1, b1, w2, b2, w3, b3] = &self.values;
-        let Choice { gated, biases, activation, kind, dropout, residual } = self.choice;
-        let linear =
-            |weight: &'a Vec<T>, bias: &'a Vec<T>| LinearParameters { weight, bias: biases.then_some(&bias[..]) };
+        let (Choice { gated, biases, activation, kind, dropout, residual }, precision) = (self.choice, self.precision);
+        let linear = |weight: &'a Vec<T>, bias: &'a Vec<T>| LinearParameters {
+            weight,
+            bias: biases.then_some(&bias[..]),
+            precision,
+        };
         MlpParameters {
             norm: NormParameters { kind, gamma, beta: biases.then_some(&beta[..]), epsilon: 1e-2 },
             up: linear(w1, b1),
@@ -53,16 +58,18 @@ impl<T: Number> Owned<T> {
 
 fn parameters(m: usize, f: usize, rows: usize, seed: u64, choice: Choice) -> Owned<f64> {
     let values = [m, m, m * f, f, f * m, m, m * f, f].map(|len| random(len, seed + len as u64));
-    Owned { values, factors: random(rows * f, seed + 78), base: random(rows * m, seed + 77), choice }
+    let (factors, base) = (random(rows * f, seed + 78), random(rows * m, seed + 77));
+    Owned { values, factors, base, choice, precision: Precision::F32 }
 }
 
 fn narrowed(owned: &Owned<f64>) -> Owned<f32> {
-    let Owned { values, factors, base, choice } = owned;
+    let Owned { values, factors, base, choice, precision } = owned;
     Owned {
         values: values.each_ref().map(|v| single(v)),
         factors: single(factors),
         base: single(base),
         choice: *choice,
+        precision: *precision,
     }
 }
 
@@ -201,5 +208,34 @@ fn threads_do_not_change_bits() {
             let (x, d_y) = (single(&random(rows * m, 9)), single(&random(rows * m, 10)));
             assert_same_at_any_threads(|| everything(&owned, &x, &d_y));
         }
+    }
+}
+
+#[test]
+fn short_numbers_are_close_and_in_half_the_memory() {
+    let (rows, m, f) = (MOST_ROWS + 50, 64, 160);
+    let (x, d_y) = (random(rows * m, 6), random(rows * m, 7));
+    for choice in [DEFAULT, GATED, Choice { dropout: true, ..DEFAULT }] {
+        let owned = narrowed(&Owned { precision: Precision::Bf16, ..parameters(m, f, rows, 5, choice) });
+        let exact = everything(&parameters(m, f, rows, 5, choice), &x, &d_y);
+        let short = everything(&owned, &single(&x), &single(&d_y));
+        let close = |short: &[f32], exact: &[f64]| {
+            let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
+            let error = norm(&mut short.iter().zip(exact).map(|(a, b)| f64::from(*a) - b));
+            let size = norm(&mut exact.iter().copied());
+            // each of at most three factors of a term is off by 2^-9 at most, the hidden values once more
+            assert!(error <= 4.0 * Precision::Bf16.unit() * size, "{choice:?}: {error:e} of {size:e}");
+            error > 1e-5 * size
+        };
+        let rounded = [close(&short.0, &exact.0), close(&short.1, &exact.1)];
+        assert_eq!(rounded, [true; 2], "{choice:?}");
+        let of_parameters = short.2.iter().zip(&exact.2).map(|(short, exact)| close(short, exact));
+        // the gradient of the last bias is a sum of rows that nothing rounds
+        let [up, down] = [2, 4];
+        let rounded: Vec<bool> = of_parameters.collect();
+        assert!(rounded[up] && rounded[down] && !rounded[5], "{choice:?}");
+        let (_, hidden) = forward_saving(owned.mlp(), &single(&x));
+        assert!(matches!(hidden.up, KeptRows::Bf16(_)) && matches!(hidden.gate, KeptRows::Bf16(_)));
+        assert_same_at_any_threads(|| everything(&owned, &single(&x), &single(&d_y)));
     }
 }
