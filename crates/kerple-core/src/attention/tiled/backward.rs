@@ -17,9 +17,11 @@
 //! A `d_q` of its own for each block of keys would be quadratic in the length.
 
 mod decay_cumsum;
+mod gradient_scale;
 mod segment;
 mod visits;
 
+use self::gradient_scale::GradientScales;
 use self::segment::{TiledBackwardCall, TiledBackwardScratch};
 use self::visits::TileVisits;
 use super::blocks::key_blocks;
@@ -150,6 +152,7 @@ impl<R: Number> SimdKernel<R> for TiledBackward<'_, R> {
             d_profiles: d_profiles.is_some().then(|| ViewMut::new(&mut profile_sums, flat)),
             profile_offsets: &profile_offsets,
             relative: RelativeProfiles::new(&largest, DistanceOrder::Descending),
+            scales: GradientScales::new(lanes, problem, saved.d_out),
         };
         all.prepare(&mut delta);
         let all = TiledBackwardSegments { delta: View { data: &delta, ..all.delta }, ..all };
@@ -264,6 +267,7 @@ struct TiledBackwardSegments<'a, L: Lanes> {
     d_profiles: Option<ViewMut<'a, L::Number>>,
     /// Where the profiles of a segment start in `d_profiles`.
     profile_offsets: &'a [usize],
+    scales: GradientScales<L::Number>,
 }
 
 impl<L: Lanes> TiledBackwardSegments<'_, L> {

@@ -90,9 +90,9 @@ impl<R: Number> DiagonalSums<R> {
         }
     }
 
-    /// Adds to `table`, as far as it goes, and starts again from zero; `origin` is the column of the distance of query 0 to
+    /// Adds the sums times a factor to `table`, as far as it goes, and starts again from zero; `origin` is the column of the distance of query 0 to
     /// the block's first key.
-    pub(super) fn move_into(&mut self, table: &mut [R], origin: isize) {
+    pub(super) fn move_into(&mut self, table: &mut [R], origin: isize, factor: R) {
         if self.queries == 0 {
             return; // nobody sees the block
         }
@@ -101,7 +101,7 @@ impl<R: Number> DiagonalSums<R> {
         let columns = column(1 - KEYS as isize)..column(queries as isize);
         let first = self.origin.strict_add_signed(origin - columns.start as isize);
         let sums = self.sums[..=first].iter().rev();
-        table[columns].iter_mut().zip(sums).for_each(|(to, &sum)| *to += sum);
+        table[columns].iter_mut().zip(sums).for_each(|(to, &sum)| *to += factor * sum);
         self.sums[..queries + 2 * MARGIN].fill(R::ZERO);
     }
 }

@@ -19,7 +19,7 @@ use crate::attention::{AttentionDims, AttentionProblem, AttentionSaved, View, Vi
 use crate::cpu::lanes::Lanes;
 use crate::tiles::microkernel::StoreMode;
 use crate::tiles::product::{SmallGemm, StridedMatrix};
-use crate::tiles::rows::{AddRow, AddScaledRow, CopyRows, ScaleRow, Transpose};
+use crate::tiles::rows::{AddScaledRow, CopyRows, ScaleRow, Transpose};
 use crate::tiles::workers;
 
 /// One segment of a call.
@@ -51,7 +51,9 @@ pub(super) struct TiledBackwardScratch<R> {
     values_transposed: Vec<R>,
     /// `[QUERIES, width]`
     pub(super) q: Vec<R>,
+    /// `d_out`, and `delta` of the queries, times the scale of the head, as is everything that follows from them.
     d_out: Vec<R>,
+    delta: Vec<R>,
     pub(super) d_q: Vec<R>,
     /// Scores, then weights, `[QUERIES, KEYS]`
     pub(super) weights: Vec<R>,
@@ -98,6 +100,7 @@ impl<R: Number> TiledBackwardScratch<R> {
             values_transposed: unset(value_dim * KEYS),
             q: unset(QUERIES * width),
             d_out: unset(QUERIES * value_width),
+            delta: unset(QUERIES),
             d_q: unset(QUERIES * width),
             weights: unset(QUERIES * KEYS),
             d_scores: unset(QUERIES * KEYS),
@@ -126,6 +129,11 @@ impl<R: Number> TiledBackwardScratch<R> {
 }
 
 impl<L: Lanes> TiledBackwardCall<'_, L> {
+    /// By what `d_out` of a head is multiplied within tiles.
+    fn scale(&self, head: usize) -> L::Number {
+        self.all.scales.of(self.number, head)
+    }
+
     pub(super) fn key_block(&self, scratch: &mut TiledBackwardScratch<L::Number>, kv_head: usize, block: usize) {
         let AttentionDims { heads, kv_heads, keys, .. } = self.problem.dims;
         let first_key = block * KEYS;
@@ -298,9 +306,11 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
             self.lanes.run(feature_decay.keys(&mut scratch.d_k, scratch.width, keys));
         }
         let AttentionDims { head_dim, value_dim, .. } = self.problem.dims;
+        let (group, one) = (self.problem.dims.heads / self.problem.dims.kv_heads, L::Number::ONE);
+        let unscaled = one / self.scale(kv_head * group);
         for (view, dim, from, width, factor) in [
-            (&self.d_k, head_dim, &scratch.d_k, scratch.width, self.problem.scale),
-            (&self.d_v, value_dim, &scratch.d_v, scratch.value_width, L::Number::ONE),
+            (&self.d_k, head_dim, &scratch.d_k, scratch.width, unscaled * self.problem.scale),
+            (&self.d_v, value_dim, &scratch.d_v, scratch.value_width, unscaled),
         ] {
             for key in 0..keys {
                 // SAFETY: the views are checked, and this item alone writes these keys.
@@ -321,15 +331,17 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
         let Some(d_gate_cumsum) = &self.d_gate_cumsum else { return };
         // SAFETY: the view is `[B, H, K]`, and this item alone writes these keys of it.
         let to = unsafe { d_gate_cumsum.row(0, head, first_key, keys) };
-        to.iter_mut().zip(&scratch.gate_columns).for_each(|(to, column)| *to -= column);
+        let unscaled = 1.0 / self.scale(head).to_f64();
+        to.iter_mut().zip(&scratch.gate_columns).for_each(|(to, column)| *to -= unscaled * column);
         scratch.gate_columns.fill(0.0);
     }
 
     fn add_d_q(&self, scratch: &TiledBackwardScratch<L::Number>, tile: &KeyTile, is_first: bool) {
+        let factor = L::Number::ONE / self.scale(tile.head);
         if let (Some(rows), Some(sums)) = (&self.gate_rows, &scratch.gate_sums) {
             // SAFETY: the view is `[B, H, Q]`, and it is this item's turn to write these queries.
             let to = unsafe { rows.row(0, tile.head, tile.first_query, tile.queries) };
-            to.iter_mut().zip(&sums.rows).for_each(|(to, row)| *to += row.to_f64());
+            to.iter_mut().zip(&sums.rows).for_each(|(to, row)| *to += factor.to_f64() * row.to_f64());
         }
         if let (Some(to), Some((sums, _))) = (&self.positions, &scratch.position_sums) {
             // SAFETY: as above.
@@ -344,9 +356,9 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
             let to = unsafe { self.d_q.row(0, tile.head, tile.first_query + query, self.problem.dims.head_dim) };
             let from = &scratch.d_q[query * scratch.width..];
             if is_first {
-                to.copy_from_slice(&from[..to.len()]);
+                self.lanes.run(ScaleRow { to, factor, from });
             } else {
-                self.lanes.run(AddRow { to, from });
+                self.lanes.run(AddScaledRow { to, factor, from });
             }
         }
     }
@@ -369,7 +381,7 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
                 if let (Some(sums), Some(table)) = (sums, table) {
                     // SAFETY: the numbers are this head's, and it is this item's turn to write them.
                     let row = unsafe { table.row(0, 0, all.distances[self.number] + head * own, own) };
-                    sums.move_into(row, origin);
+                    sums.move_into(row, origin, L::Number::ONE / self.scale(head));
                 }
             }
             if let (Some(sums), Some(to)) = (&mut scratch.relative, &all.d_profiles) {
@@ -389,14 +401,17 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
         carried: Option<CarriedRows<L::Number>>,
     ) {
         let AttentionDims { head_dim, value_dim, .. } = self.problem.dims;
-        for (view, head_dim, to, width) in [
-            (&self.saved.q, head_dim, &mut scratch.q, scratch.width),
-            (&self.saved.d_out, value_dim, &mut scratch.d_out, scratch.value_width),
+        let scale = self.scale(tile.head);
+        for (view, head_dim, factor, to, width) in [
+            (&self.saved.q, head_dim, L::Number::ONE, &mut scratch.q, scratch.width),
+            (&self.saved.d_out, value_dim, scale, &mut scratch.d_out, scratch.value_width),
         ] {
             let from = view.rows_from(0, tile.head, tile.first_query);
             let (stride, rows) = (view.strides.row, tile.queries);
-            self.lanes.run(CopyRows { from, stride, rows, head_dim, factor: L::Number::ONE, to, width });
+            self.lanes.run(CopyRows { from, stride, rows, head_dim, factor, to, width });
         }
+        let [lse, delta] = [&self.lse, &self.delta].map(|view| view.row(0, tile.head, tile.first_query, tile.queries));
+        scratch.delta[..tile.queries].iter_mut().zip(delta).for_each(|(to, delta)| *to = scale * *delta);
         let decayed = self
             .all
             .feature_decay
@@ -445,13 +460,13 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
         if let Some(dropout) = &scratch.dropout {
             dropout.apply(&mut scratch.d_scores[..all]);
         }
-        self.level_lone_queries(&mut scratch.d_scores, tile);
+        let delta = &scratch.delta[..tile.queries];
+        self.level_lone_queries(&mut scratch.d_scores, tile, delta);
         let weight = self.all.weight.as_ref().map(|weight| weight.at(tile.head, tile.distance));
         let gate_cumsum = self.problem.tables().gate_cumsum.map(|_| {
             let [queries, keys] = &scratch.gate_cumsum;
             TileGates { queries, keys, sides: self.problem.mask.sides() }
         });
-        let [lse, delta] = [&self.lse, &self.delta].map(|view| view.row(0, tile.head, tile.first_query, tile.queries));
         if let Some(to) = &mut scratch.normalized {
             let logits = RowLogits { scores: &scratch.weights, bias, weight, gate_cumsum };
             let d_weights = &scratch.d_scores[..];
@@ -530,7 +545,7 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
 
     /// A query that gives all its weight to one key has `d_out.v = delta`, so its score has no gradient. As computed, the two
     /// differ by a rounding, which the derivative of a steep bias multiplies by thousands.
-    fn level_lone_queries(&self, d_scores: &mut [L::Number], tile: &KeyTile) {
+    fn level_lone_queries(&self, d_scores: &mut [L::Number], tile: &KeyTile, delta: &[L::Number]) {
         let seen = |query: usize| self.problem.visible(0, query).len() + self.problem.visible_sink_tokens(0, query);
         let ends = [tile.first_query, tile.first_query + tile.queries - 1];
         // without intervals the number of keys rises and then falls with the query, so that the ends have the fewest
@@ -538,7 +553,6 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
         if self.problem.sinks.is_some() || !self.problem.normalizer.is_softmax() || are_many {
             return;
         }
-        let delta = self.delta.row(0, tile.head, tile.first_query, tile.queries);
         for (query, (d_scores, &delta)) in d_scores.chunks_exact_mut(KEYS).zip(delta).enumerate() {
             if seen(tile.first_query + query) == 1 {
                 d_scores.fill(delta);
