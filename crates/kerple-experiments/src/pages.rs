@@ -98,7 +98,7 @@ pub(crate) fn write_into(
     facts: &[(&'static str, String)],
 ) -> Result<PageSummary> {
     let reproduction = ReproductionFolder::read(folder)?;
-    refuse_foreign(out)?;
+    refuse_foreign(out, "cells.csv")?;
     let made = registry::items(&reproduction, folder)?;
     let made: Vec<PageItem> = made.into_iter().filter(|item| wanted(&item.id, &item.title)).collect();
     let mut files = Vec::new();

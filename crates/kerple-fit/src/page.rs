@@ -76,7 +76,7 @@ impl FitPage {
 /// # Errors
 /// A folder with pages that kerple did not write; files that cannot be written.
 pub fn write(report: &FitReport, sources: &[CurveSource], folder: &Path, facts: &PageFacts) -> Result<WrittenFit> {
-    refuse_foreign(folder)?;
+    refuse_foreign(folder, "fit.json")?;
     std::fs::create_dir_all(folder).map_err(Error::io(folder, "create"))?;
     let figures = figures(report, sources);
     let mut files = Vec::new();

@@ -214,6 +214,18 @@ fn kept_note(kept: &Plan, asked: &Plan) -> Option<String> {
         .then(|| format!("the run is finished and stays as it was trained; ignored: {}", plan::line(&ignored)))
 }
 
+/// What to say of a run whose updates so far were made in another precision.
+fn precision_note(state: &CheckpointState, is_finished: bool, here: &str) -> Option<String> {
+    let before = state.precision.as_deref().filter(|before| state.step > 0 && *before != here)?;
+    Some(match is_finished {
+        true => format!("the run is finished and stays as it was trained, in {before}; ignored: --precision {here}"),
+        false => format!(
+            "the updates up to {} were made in {before}, the next ones are made in {here}; reports keep such a run apart",
+            state.step
+        ),
+    })
+}
+
 /// A train_state of the plan that has seen nothing.
 fn fresh<M: FromPlan, T: Objective<M>>(plan: &Plan, objective: T, runtime: &Runtime) -> TrainState<M, T> {
     let mut model = M::of(plan, &runtime.device.clone().autodiff());
@@ -244,7 +256,8 @@ impl<'a, M: FromPlan, T: Objective<M> + Copy> TrainLoop<'a, M, T> {
         let validation = validation_note(plan, batches.validation_rows());
         let is_finished = state.step >= plan.training_end().last_step(&scores);
         let kept = if is_finished { run.plan()?.and_then(|kept| kept_note(&kept, plan)) } else { None };
-        let remarks = [parts, batches.remark().map(str::to_owned), validation, kept];
+        let precision = precision_note(&state, is_finished, &runtime.provenance.precision);
+        let remarks = [parts, batches.remark().map(str::to_owned), validation, kept, precision];
         notes.into_iter().chain(remarks.into_iter().flatten()).for_each(|note| tell(TrainEvent::Note(note)));
         let train_state = train_state.with_ranks(ranks.clone());
         state.device = Some(runtime.provenance.device.clone());

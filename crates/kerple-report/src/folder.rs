@@ -25,12 +25,21 @@ pub fn put(path: PathBuf, content: Vec<u8>, files: &mut Vec<PathBuf>) -> Result<
     Ok(())
 }
 
-/// Refuses a folder with pages that no report of kerple wrote. Its `index.html` identifies who
-/// wrote the folder.
+/// Numbers of the pages that commands write, which say whose pages a folder has.
+const NUMBERS: [&str; 3] = ["report.json", "fit.json", "search.json"];
+
+/// Refuses a folder with pages that no report of kerple wrote, or with those of another kind, whose numbers are not in the
+/// file `own`. Its `index.html` identifies who wrote the folder.
 ///
 /// # Errors
 /// [`Error::Refused`] with the file that is another's; a disk that does not answer.
-pub fn refuse_foreign(folder: &Path) -> Result<()> {
+pub fn refuse_foreign(folder: &Path, own: &str) -> Result<()> {
+    if let Some(other) = NUMBERS.iter().find(|name| **name != own && folder.join(name).exists()) {
+        return Err(Error::Refused {
+            message: format!("{} contains the pages of another command: {other}", folder.display()),
+            hint: "choose another folder with --out, or remove its pages".into(),
+        });
+    }
     // How a page ends that was made before there was a mark.
     const UNMARKED: &str = "The same numbers are in <a href=\"report.json\">";
     let index = folder.join(INDEX);

@@ -201,16 +201,18 @@ impl Run {
         self.evaluations.iter().filter_map(EvaluationRow::numerics).map(|numerics| numerics.to_string()).collect()
     }
 
-    /// Which update on was made by which program in what.
+    /// From which update on another program made it, or made it in something else, and what.
     fn made(&self) -> Vec<(u64, Option<Numerics>, Option<String>)> {
-        match &self.sessions[..] {
+        let mut made = match &self.sessions[..] {
             [] => vec![(1, None, self.commit().map(str::to_owned))],
             _ => {
                 let made =
                     |row: &SessionRow| (row.first_step, Some(row.provenance.numerics()), row.provenance.commit.clone());
                 self.counted_sessions().into_iter().map(made).collect()
             }
-        }
+        };
+        made.dedup_by(|(_, numerics, commit), before| (&*numerics, &*commit) == (&before.1, &before.2));
+        made
     }
 
     /// Whether the documents in a sequence attended to each other in training.

@@ -32,7 +32,7 @@ pub struct WrittenReport {
 /// is not a report; [`Error::Io`] if a file cannot be written.
 pub fn write(runs: &[Run], folder: &Path, options: &ReportOptions) -> Result<WrittenReport> {
     let mut results = Results::of(runs, options.reference.as_deref())?;
-    refuse_foreign(folder)?;
+    refuse_foreign(folder, "report.json")?;
     let figures = figures(runs, &results);
     std::fs::create_dir_all(folder).map_err(Error::io_while("creating", folder))?;
     make_relative(&mut results, folder);

@@ -101,6 +101,10 @@ impl Measurement {
     pub fn on(self, device: &str) -> Measurement {
         match device {
             "cpu" => self,
+            "cpu bf16" => {
+                let simd = kerple_core::cpu::Bf16Unit::current().name();
+                Measurement { device: device.to_owned(), simd, peak_share: None, ..self }
+            }
             _ => Measurement { device: device.to_owned(), peak_share: None, ..self },
         }
     }

@@ -1,6 +1,7 @@
 //! What a user writes is honoured, or refused under the name that the user wrote.
 
 use crate::common::{Place, RUN};
+use kerple_core::cpu::Bf16Unit;
 
 /// Fails with this message, by exit code 1 or 2; returns what was written to stderr.
 fn refused(place: &Place, arguments: &[&str], says: &str) -> String {
@@ -74,6 +75,39 @@ fn too_many_sequences_to_serve_are_refused_at_once() {
     assert_eq!(most(serve(&(2 * found).to_string())), found);
 }
 
+/// Precision and device are of runs, and a run that goes on in another precision says so.
+#[test]
+fn precisions_are_for_what_computes() {
+    let place = with_runs();
+    for option in [["--shard", "0/2"], ["--device", "cuda"], ["--precision", "tf32"]] {
+        for only in [&["--pages-only"][..], &["--export", "exported"]] {
+            let reproduce = [&["reproduce", "kerple", "--scale", "smoke", "--out", "out"], only, &option].concat();
+            refused(&place, &reproduce, &format!("{} is for runs that are made", option[0]));
+        }
+    }
+    let step = ["bench", "step", "--lengths", "8", "--layers", "1", "--set", "data.documents=separate"];
+    refused(&place, &step, "--set data.documents=separate: a timed step has tokens of its own");
+    if Bf16Unit::detected() == Bf16Unit::Portable {
+        return;
+    }
+    let short = ["train", "--config", "run.toml", "--precision", "bf16", "--out"];
+    let said = |arguments: &[&str]| {
+        let output = place.run(arguments);
+        assert!(output.status.success(), "{arguments:?}");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let finished = said(&[&short[..], &["run"]].concat());
+    assert!(finished.contains("as it was trained, in f32; ignored: --precision bf16"), "{finished}");
+    let half = ["--set", "train.steps=5", "--set", "train.schedule_steps=10"];
+    let whole = ["--set", "train.steps=10", "--set", "train.schedule_steps=10"];
+    place.ok(&[&["train", "--config", "run.toml", "--out", "mixed"], &half[..]].concat());
+    let resumed = said(&[&short[..], &["mixed"], &whole].concat());
+    assert!(resumed.contains("the updates up to 5 were made in f32, the next ones are made in bf16"), "{resumed}");
+    let narrow = ["bench", "step", "--lengths", "8", "--layers", "1", "--precision", "bf16", "--simd", "avx2"];
+    refused(&place, &narrow, "--precision bf16: avx2 has no instructions for it");
+    refused(&place, &["bench", "attention", "--precision", "bf16"], "the CPU computes attention in f32");
+}
+
 #[test]
 fn a_finished_run_keeps_its_plan() {
     let place = with_runs();
@@ -145,6 +179,8 @@ fn a_search_names_what_it_replaces_and_what_a_synthetic_one_lacks() {
         (&["--budget", "1", "--set", "encoding.window=8"][..], "--set encoding.window=8: the search replaces"),
         (&["--measure", "synthetic", "--protocol", "rolling:8"], "--protocol is for runs that are trained"),
         (&["--measure", "synthetic", "--shard", "0/2"], "--shard is for runs that are trained"),
+        (&["--measure", "synthetic", "--precision", "tf32"], "--precision is for runs that are trained"),
+        (&["--measure", "synthetic", "--device", "cuda"], "--device is for runs that are trained"),
     ] {
         refused(&place, &search(options), says);
         assert!(!place.path("out").exists(), "{says}");

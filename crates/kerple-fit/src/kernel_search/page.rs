@@ -33,7 +33,7 @@ pub struct WrittenSearch {
 /// # Errors
 /// A folder with pages that kerple did not write; files that cannot be written.
 pub fn write(plan: &SearchPlan, result: &SearchResult, folder: &Path, program: &str) -> Result<WrittenSearch> {
-    refuse_foreign(folder)?;
+    refuse_foreign(folder, "search.json")?;
     std::fs::create_dir_all(folder).map_err(Error::io(folder, "create"))?;
     let (confirmed, selected) = (figures::confirmed(plan, result), figures::selected(result, BIASED));
     let mut files = Vec::new();

@@ -67,6 +67,12 @@ pub enum SearchMeasure {
         test_segments: usize,
         /// Hash of the plan of a confirmation run of the reference: data, model and training.
         run: String,
+        /// Precision of all runs.
+        #[serde(default = "f32_precision", skip_serializing_if = "is_f32")]
+        precision: String,
+        /// Kind of device of all runs.
+        #[serde(default = "cpu_device", skip_serializing_if = "is_cpu")]
+        device: String,
     },
     /// Nothing is trained: how badly an expression describes a known kernel, plus noise.
     Synthetic {
@@ -77,6 +83,23 @@ pub enum SearchMeasure {
         /// Distances on which kernels are compared.
         length: usize,
     },
+}
+
+// searches that do not record them were made in these
+fn f32_precision() -> String {
+    "f32".to_owned()
+}
+
+fn is_f32(precision: &str) -> bool {
+    precision == "f32"
+}
+
+fn cpu_device() -> String {
+    "cpu".to_owned()
+}
+
+fn is_cpu(device: &str) -> bool {
+    device == "cpu"
 }
 
 /// What counts, so that it is written down before the first result.
@@ -304,7 +327,13 @@ fn difference(old: &SearchRequest, new: &SearchRequest) -> Option<(String, Strin
     };
     let (old, new) = (keys(old), keys(new));
     let find = |key: &str, keys: &[(String, String)]| {
-        keys.iter().find(|(other, _)| other == key).map_or_else(|| "nothing".to_owned(), |(_, value)| value.clone())
+        // what is not written down of a precision or device is the usual one
+        let absent = match key {
+            "precision" => "\"f32\"",
+            "device" => "\"cpu\"",
+            _ => "nothing",
+        };
+        keys.iter().find(|(other, _)| other == key).map_or_else(|| absent.to_owned(), |(_, value)| value.clone())
     };
     let both = old.iter().chain(&new).map(|(key, _)| key.clone());
     both.map(|key| (find(&key, &old), find(&key, &new), key)).find(|(x, y, _)| x != y).map(|(x, y, key)| (key, x, y))

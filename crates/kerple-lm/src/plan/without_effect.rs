@@ -1,21 +1,29 @@
 //! Keys that a plan has and nothing reads.
 
 use super::Plan;
+use crate::config::TrainConfig;
 use crate::layers::{AttentionWindow, LayerKind};
+use crate::schedule::LrSchedule;
 use kerple_burn::plan::{BlockConfig, EmbeddingDropout, FeatureKind, LinearAttentionConfig};
-use kerple_core::encoding::{Clamp, Encoding, Geometry};
+use kerple_core::encoding::{Clamp, Encoding, Geometry, Method};
 
 impl Plan {
     /// Keys with values that are not usual and change nothing beside the others, with the reason.
     pub fn keys_without_effect(&self) -> Vec<String> {
         let (model, geometry) = (&self.model, self.geometry());
         let mut found = of_encoding("encoding", &self.encoding, &geometry);
+        found.extend(of_decay("encoding", &self.encoding, &self.train));
         found.extend(of_block(&model.block));
+        found.extend(of_schedule(&self.train));
         let other_window = model.every_layer(&self.encoding).any(|layer| layer.window.is_some());
         for (name, kind) in &model.layers {
             let path = format!("model.layers.{name}");
             let geometry = model.kind_geometry(name, &geometry);
-            found.extend(kind.encoding.iter().flat_map(|own| of_encoding(&format!("{path}.encoding"), own, &geometry)));
+            if let Some(own) = &kind.encoding {
+                let path = format!("{path}.encoding");
+                found.extend(of_encoding(&path, own, &geometry));
+                found.extend(of_decay(&path, own, &self.train));
+            }
             found.extend(of_windows(&path, kind, other_window || self.encoding.window.is_some()));
         }
         found
@@ -28,12 +36,39 @@ fn of_encoding(path: &str, encoding: &Encoding, geometry: &Geometry) -> Vec<Stri
     if encoding.clamp != Clamp::default() && !has_range {
         found.push(format!("{path}.clamp: what the encoding learns has no range"));
     }
+    if encoding.emulate != Encoding::from(Method::None(Default::default())).emulate
+        && matches!(encoding.method, Method::None(_))
+    {
+        found.push(format!("{path}.emulate: the encoding has no positions to round"));
+    }
     let ends = [("reach", encoding.reach), ("distance_cap", encoding.distance_cap.map(|cap| cap.saturating_add(1)))];
     let (Some(window), None) = (encoding.window, encoding.sink_tokens) else { return found };
     for (key, end) in ends {
         if end.is_some_and(|end| end >= window) {
             found.push(format!("{path}.{key}: queries see the last {window} keys only"));
         }
+    }
+    found
+}
+
+fn of_decay(path: &str, encoding: &Encoding, train: &TrainConfig) -> Option<String> {
+    (encoding.decayed && train.weight_decay == 0.0)
+        .then(|| format!("{path}.decayed: train.weight_decay is 0, so nothing decays"))
+}
+
+fn of_schedule(train: &TrainConfig) -> Vec<String> {
+    let usual = TrainConfig::default();
+    let falls = match train.lr_schedule {
+        LrSchedule::Constant => false,
+        LrSchedule::Cosine | LrSchedule::Linear | LrSchedule::Exponential => train.schedule_steps != Some(0),
+        LrSchedule::InverseRoot | LrSchedule::CosineRestarts => true,
+    };
+    let mut found = Vec::new();
+    if train.min_lr != usual.min_lr && !falls {
+        found.push("train.min_lr: the learning rate does not fall".to_owned());
+    }
+    if train.warmup_ratio != usual.warmup_ratio && train.schedule_steps == Some(0) {
+        found.push("train.warmup_ratio: it is a share of train.schedule_steps, which is 0".to_owned());
     }
     found
 }
@@ -83,7 +118,8 @@ mod tests {
     use crate::plan::DataInfo;
 
     fn found(keys: &str) -> Vec<String> {
-        let text = format!("data.path = \"x\"\ntrain = {{ train_len = 32, batch_size = 2, steps = 1 }}\n{keys}");
+        let train = "train.train_len = 32\ntrain.batch_size = 2\ntrain.steps = 1";
+        let text = format!("data.path = \"x\"\n{train}\n{keys}");
         let config = RunConfig::parse(&text, "test", &[]).unwrap();
         let facts = DataInfo { vocab_size: 9, tokenizer: String::new(), train_tokens: 1 << 20, content: String::new() };
         Plan::new(&config, facts).unwrap().keys_without_effect()
@@ -106,6 +142,13 @@ mod tests {
                 linear("feature_map = \"favor_jax\", independent_norms = true"),
                 "model.block.attention.linear.independent_norms",
             ),
+            ("encoding = { kind = \"kerple_log\", decayed = true }".to_owned(), "encoding.decayed"),
+            ("encoding = { kind = \"none\", emulate = \"bf16\" }".to_owned(), "encoding.emulate"),
+            ("encoding = \"alibi\"\ntrain.lr_schedule = \"constant\"\ntrain.min_lr = 1e-4".to_owned(), "train.min_lr"),
+            (
+                "encoding = \"alibi\"\ntrain.schedule_steps = 0\ntrain.warmup_ratio = 0.3".to_owned(),
+                "train.warmup_ratio",
+            ),
             (layer("window = \"all\""), "model.layers.x.window"),
             (layer("window = 4, encoding = { kind = \"t5\", window = 8 }"), "model.layers.x.encoding.window"),
         ] {
@@ -116,6 +159,9 @@ mod tests {
             "encoding = { kind = \"kerple_log\", clamp = \"forward_only\", window = 8, reach = 7 }".to_owned(),
             "encoding = { kind = \"alibi\", window = 8, sink_tokens = 2, reach = 16 }".to_owned(),
             "encoding = \"alibi\"\nmodel.block = { hidden_dropout = true, dropout = 0.1 }".to_owned(),
+            "encoding = { kind = \"kerple_log\", decayed = true }\ntrain.weight_decay = 0.1".to_owned(),
+            "encoding = { kind = \"rotary\", emulate = \"bf16\" }\ntrain.min_lr = 1e-4\ntrain.warmup_ratio = 0.3"
+                .to_owned(),
             linear("feature_map = \"favor\", n_features = 64, redraw_every = 3, independent_norms = true"),
             layer("window = 4"),
         ] {

@@ -80,8 +80,14 @@ fn copies(runs: &[Run], mut indices: Vec<usize>) -> Vec<Vec<usize>> {
     indices.sort_by_key(|index| std::cmp::Reverse(runs[*index].made().len()));
     let mut groups: Vec<Vec<usize>> = Vec::new();
     for index in indices {
-        let own = runs[index].made();
-        match groups.iter_mut().find(|group| runs[group[0]].made().starts_with(&own)) {
+        let (own, last) = (runs[index].made(), runs[index].steps_done());
+        let has_all = |group: &&mut Vec<usize>| {
+            let mut others = runs[group[0]].made();
+            // of a run that has only its plan the first program counts
+            others.retain(|(first, ..)| *first <= last.max(1));
+            others == own
+        };
+        match groups.iter_mut().find(has_all) {
             Some(group) => group.push(index),
             None => groups.push(vec![index]),
         }

@@ -146,6 +146,19 @@ fn a_page_of_others_is_never_overwritten() {
 }
 
 #[test]
+fn pages_of_another_command_stay() {
+    let root = complete();
+    let folder = root.path().join("report");
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join("fit.json"), "{}").unwrap();
+    let error = report(&root).unwrap_err();
+    assert!(error.is_misuse() && error.to_string().contains("pages of another command: fit.json"), "{error}");
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1);
+    std::fs::remove_file(folder.join("fit.json")).unwrap();
+    report(&root).unwrap();
+}
+
+#[test]
 fn an_earlier_report_is_replaced() {
     let root = complete();
     report(&root).unwrap();

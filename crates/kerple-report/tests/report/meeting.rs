@@ -147,6 +147,39 @@ fn runs_of_another_precision_are_other_runs() {
 }
 
 #[test]
+fn a_run_that_went_on_otherwise_is_no_copy() {
+    let root = complete();
+    let [whole, other] = ["runs/kerple_log #1", "runs/other"].map(|name| root.path().join(name));
+    std::fs::create_dir_all(&other).unwrap();
+    for file in std::fs::read_dir(&whole).unwrap().map(|file| file.unwrap().path()).filter(|file| file.is_file()) {
+        std::fs::copy(&file, other.join(file.file_name().unwrap())).unwrap();
+    }
+    let sessions = |folder: &std::path::Path, rows: &[(u64, &str)]| {
+        let row = |(first_step, precision): &(u64, &str)| {
+            json!({"first_step": first_step, "precision": precision, "micro_batch_size": 8, "started_at": 1,
+                   "cpu": "m", "simd": "avx2", "threads": 1, "device": "cpu"})
+        };
+        let rows: String = rows.iter().map(|of| format!("{}\n", row(of))).collect();
+        std::fs::write(folder.join(kerple_run::SESSIONS_FILE), rows).unwrap();
+    };
+    let copies = || {
+        let notes = report(&root).unwrap().results.notes;
+        notes.iter().filter(|note| note.contains("is not counted")).count()
+    };
+    sessions(&whole, &[(1, "f32")]);
+    for (of_other, expected) in [
+        (&[(1, "f32")][..], 1),
+        // resumed, by the same program in the same numbers
+        (&[(1, "f32"), (2, "f32")], 1),
+        (&[(1, "f32"), (2, "bf16")], 0),
+        (&[(1, "bf16")], 0),
+    ] {
+        sessions(&other, of_other);
+        assert_eq!(copies(), expected, "{of_other:?}");
+    }
+}
+
+#[test]
 fn no_seed_stands_alone_by_its_number() {
     // documents in their order: no seed draws them, whatever the row says
     for seeds in [[0, 1, 2], [5, 0, 7]] {

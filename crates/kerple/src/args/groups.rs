@@ -4,8 +4,7 @@ use crate::command_error::CommandError;
 use crate::exhausted;
 use clap::{Args, ValueEnum};
 use kerple_burn::device::DeviceName;
-use kerple_core::cpu::Bf16Unit;
-use kerple_core::cpu::InstructionSet;
+use kerple_core::cpu::{Bf16Unit, InstructionSet};
 use kerple_core::encoding::scaling::RopeScaling;
 use kerple_core::precision::Precision;
 use kerple_data::tasks::TaskConfig;
@@ -115,9 +114,10 @@ pub struct Hardware {
     #[arg(long, default_value = "cpu")]
     pub device: DeviceName,
     /// Precision of the inputs of matrix products, which accumulate in f32: f32, or rounded to tf32
-    /// or bf16, which GPUs with matrix units multiply faster, and processors with AVX512-BF16 or AMX
-    /// the bf16 of linear layers. Everything else is f32: weights, optimizer state, norms, softmax,
-    /// losses, positions. The precision is not part of a plan; sessions.jsonl records it.
+    /// or bf16, which GPUs with matrix units multiply faster, and processors with AMX the bf16 of
+    /// linear layers (AVX512-BF16 does too, not always faster). Everything else is f32: weights,
+    /// optimizer state, norms, softmax, losses, positions. The precision is not part of a plan;
+    /// sessions.jsonl records it.
     #[arg(long, value_name = "PRECISION", default_value = "f32")]
     pub precision: Precision,
 }
@@ -142,6 +142,10 @@ impl Hardware {
     fn check_cpu_precision(&self, unit: Bf16Unit) -> Result<(), CommandError> {
         match self.precision {
             Precision::Bf16 if unit > Bf16Unit::Portable => Ok(()),
+            Precision::Bf16 if Bf16Unit::detected() > unit => Err(CommandError::misuse(
+                format!("--precision bf16: {} has no instructions for it", InstructionSet::current().name()),
+                "omit --simd, or --precision",
+            )),
             Precision::Bf16 => self.check_exact("this CPU has neither AVX512-BF16 nor AMX, or may not use them"),
             _ => self.check_exact("the CPU has no instructions for tf32"),
         }

@@ -9,6 +9,8 @@ use crate::command_error::{CommandError, CommandResult};
 use crate::encodings;
 use crate::output::{print_json, remarkln, resultln};
 use crate::progress::{ProgressLine, duration};
+use kerple_burn::device::DeviceName;
+use kerple_core::precision::Precision;
 use kerple_fit::kernel_search::{
     BASELINES, ComparedArm, REFERENCE, RunCost, ScoredSplits, SearchMeasure, SearchOutcome, SearchPlan, SearchRequest,
     SearchResult, StageOutcome, SyntheticMeasure, TrainingMeasure, run as search, write,
@@ -56,6 +58,8 @@ pub fn run(args: &SearchArgs) -> CommandResult {
     let source = DataSource::open_until(&config.data, &stop)?;
     let scored = scored(args, &config)?;
     let splits = ScoredSplits::new(&source, &scored, config.train.train_len)?;
+    let here = runtime.provenance.numerics();
+    let (precision, device) = here.chosen();
     let measure = SearchMeasure::Nll {
         lengths: scored.lengths.clone(),
         protocol: scored.protocol,
@@ -63,6 +67,8 @@ pub fn run(args: &SearchArgs) -> CommandResult {
         valid_segments: splits.valid,
         test_segments: splits.test,
         run: TrainingMeasure::reference_plan(&config, &source)?.hash,
+        precision: precision.to_owned(),
+        device: device.to_owned(),
     };
     let request = request(args, &config, measure)?;
     let plan = plan(args, request, || cost(args, &config, &scored, &runtime, &stop).map(Some))?;
@@ -93,6 +99,8 @@ fn synthetic(args: &SearchArgs, config: &RunConfig) -> CommandResult {
         ("--protocol", args.protocol.is_some()),
         ("--n-segments", args.n_segments.is_some()),
         ("--shard", args.shard.is_some()),
+        ("--device", args.hardware.device != DeviceName::Cpu),
+        ("--precision", args.hardware.precision != Precision::F32),
     ];
     if let Some((option, _)) = trained.into_iter().find(|(_, is_given)| *is_given) {
         let message = format!("{option} is for runs that are trained, and --measure synthetic trains none");

@@ -7,6 +7,8 @@ use crate::args::ReproduceArgs;
 use crate::command_error::{CommandError, CommandResult};
 use crate::output::remarkln;
 use crate::progress::ProgressLine;
+use kerple_burn::device::DeviceName;
+use kerple_core::precision::Precision;
 use kerple_experiments::reproduce::{Reproduction, ReproductionRequest, export};
 use kerple_lm::ranks::Ranks;
 use kerple_lm::sweep::Shard;
@@ -17,6 +19,7 @@ use std::sync::atomic::AtomicBool;
 
 /// Runs what is not done yet, then makes the pages.
 pub fn run(args: &ReproduceArgs, ranks: &Ranks) -> CommandResult {
+    refuse_ignored(args)?;
     let models_run = !args.pages_only && args.export.is_none() && args.sharing.slurm.is_none();
     let reproduction = Reproduction::new(ReproductionRequest {
         paper: &args.paper,
@@ -64,6 +67,27 @@ pub fn run(args: &ReproduceArgs, ranks: &Ranks) -> CommandResult {
         return Ok(());
     }
     pages(&args.out, args)
+}
+
+/// Refuses options of runs where none are made.
+fn refuse_ignored(args: &ReproduceArgs) -> CommandResult {
+    let only = match (&args.export, args.pages_only) {
+        (Some(_), _) => "--export",
+        (None, true) => "--pages-only",
+        (None, false) => return Ok(()),
+    };
+    let of_runs = [
+        ("--shard", args.sharing.shard.is_some()),
+        ("--device", args.hardware.device != DeviceName::Cpu),
+        ("--precision", args.hardware.precision != Precision::F32),
+    ];
+    match of_runs.into_iter().find(|(_, is_given)| *is_given) {
+        Some((option, _)) => {
+            let message = format!("{option} is for runs that are made, and {only} makes none");
+            Err(CommandError::misuse(message, format!("omit {option}")))
+        }
+        None => Ok(()),
+    }
 }
 
 /// The arguments that make the pages.

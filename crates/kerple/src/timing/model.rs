@@ -68,6 +68,12 @@ fn check_overrides(options: &TimedModelOptions) -> Result<(), CommandError> {
     let built_in = options.config.is_none();
     for assignment in &options.set {
         let key = assignment.split('=').next().unwrap_or_default().trim();
+        if key.starts_with("data.") {
+            return Err(CommandError::misuse(
+                format!("--set {assignment}: a timed step has tokens of its own, and reads no data"),
+                format!("omit --set {key}"),
+            ));
+        }
         let option = match key {
             "train.train_len" => "--lengths",
             "train.batch_size" | "train.micro_batch_size" => "--batch",
