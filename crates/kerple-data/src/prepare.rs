@@ -15,10 +15,10 @@ use crate::corpus::{CorpusSummary, META, TOKENIZER};
 use crate::error::{Error, Result};
 use crate::music::Representation;
 use crate::split::Split;
-use crate::text::{SourceFormat, Sources};
+use crate::text::Sources;
 use crate::tokenizer::Tokenizer;
 use choose::ChosenTokenizer;
-use select::Selection;
+use select::{NamedDuplicates, Selection, Tally};
 use staging::Staging;
 use std::fmt;
 use std::ops::ControlFlow;
@@ -217,15 +217,14 @@ pub fn prepare(options: &PrepareOptions, progress: &mut dyn FnMut(&PrepareProgre
     summary.inputs = options.inputs.labels();
     (summary.duplicates, summary.empty) = (tally.duplicates, tally.empty);
     (summary.skipped_files, summary.passed_over) = (tally.not_text, passed_over);
-    summary.skipped = tally.skipped;
-    for file in files.iter().filter(|file| !matches!(file.format, SourceFormat::Ignored(_))) {
-        *summary.formats.entry(file.kind().to_owned()).or_default() += 1;
-    }
-    (summary.damaged, summary.repaired) = (tally.bad, tally.repaired);
+    summary.skipped.clone_from(&tally.skipped);
+    summary.formats = tally.formats.clone();
+    summary.damaged.clone_from(&tally.bad);
+    summary.repaired.clone_from(&tally.repaired);
     summary.cut_by_budget = tally.cut_by_budget;
     summary.warnings.extend(writer.losses(options)?);
     writer.finish(&mut summary)?;
-    check_splits(&summary)?;
+    check_splits(&summary, &tally)?;
     if !options.replace {
         staging.check_content(&summary)?;
     }
@@ -236,20 +235,33 @@ pub fn prepare(options: &PrepareOptions, progress: &mut dyn FnMut(&PrepareProgre
     Ok(summary)
 }
 
-fn check_splits(summary: &CorpusSummary) -> Result<()> {
-    let found: u64 = Split::ALL.iter().map(|split| summary.split(*split).documents).sum();
-    match Split::ALL.into_iter().find(|split| summary.split(*split).documents == 0) {
-        None => Ok(()),
-        Some(empty) => Err(Error::refused(
+fn check_splits(summary: &CorpusSummary, tally: &Tally) -> Result<()> {
+    let Some(empty) = Split::ALL.into_iter().find(|split| summary.split(*split).documents == 0) else {
+        return Ok(());
+    };
+    let name = empty.name();
+    // more documents under the name of the split do not help where those there are count in another split
+    if let Some(NamedDuplicates { documents, first }) = tally.duplicates_named(empty) {
+        return Err(Error::refused(
             format!(
-                "the {} split is empty: it needs at least 1 document, and {found} distinct documents were found in all",
-                empty.name()
+                "the {name} split is empty: {documents} of its documents, the first in {}, equal documents that \
+                 were read before for another split and are counted there only",
+                first.display()
             ),
             format!(
-                "give more documents or larger shares with --split; or name a file {0}.jsonl or \
-                 {0}.txt; or name short texts themselves (--input *.txt), which are then cut",
-                empty.name()
+                "add documents that only the {name} split has; or distribute the distinct documents of all files by \
+                 shares: --split 0.8,0.1,0.1"
             ),
-        )),
+        ));
     }
+    let found: u64 = Split::ALL.iter().map(|split| summary.split(*split).documents).sum();
+    Err(Error::refused(
+        format!(
+            "the {name} split is empty: it needs at least 1 document, and {found} distinct documents were found in all"
+        ),
+        format!(
+            "give more documents or larger shares with --split; or name a file {name}.jsonl or \
+             {name}.txt; or name short texts themselves (--input *.txt), which are then cut"
+        ),
+    ))
 }

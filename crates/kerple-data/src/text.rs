@@ -50,8 +50,8 @@ pub struct Sources {
 }
 
 impl Sources {
-    /// Files and folders. Folders are walked in sorted order; hidden files and folders, and files
-    /// that are not text, are skipped.
+    /// Files and folders. Folders are walked in sorted order; hidden files and folders are ignored;
+    /// files that are not text, links to nothing and pipes are skipped with the reason.
     pub fn paths<P: AsRef<Path>>(paths: &[P]) -> Sources {
         Sources { paths: paths.iter().map(|path| path.as_ref().to_owned()).collect() }
     }
@@ -68,11 +68,13 @@ impl Sources {
             walk::collect(path, &mut files, &mut passed_over)?;
         }
         recognise::snapshot_files(&mut files);
-        if files.is_empty() {
+        let is_read = |file: &SourceFile| !matches!(file.format, SourceFormat::Ignored(_));
+        if !files.iter().any(is_read) {
             let place = self.labels().join(", ");
             return Err(Error::refused(
                 format!("no file to read in: {place}"),
-                "give files or folders of text, .jsonl, .parquet or .bin/.idx; hidden files are ignored",
+                "give files or folders of text, .jsonl, .parquet or .bin/.idx; hidden files, pipes and links to \
+                 nothing are ignored",
             ));
         }
         Ok((files, passed_over))
@@ -106,7 +108,7 @@ pub(crate) enum SourceFormat {
     Midi(Representation),
     /// A tar archive of MIDI files.
     MidiArchive(Representation, Compression),
-    /// What is left out of a folder, and why.
+    /// An entry of a folder that is not read, and why.
     Ignored(&'static str),
 }
 
@@ -178,7 +180,8 @@ impl SourceFile {
 
     /// Takes MIDI files for music, and passes over plain texts that were found between them.
     pub(crate) fn expect_music(&mut self, representation: Representation) {
-        if self.format != SourceFormat::TokenFiles {
+        // what the walk left out cannot be read as music either
+        if !matches!(self.format, SourceFormat::TokenFiles | SourceFormat::Ignored(_)) {
             self.format = SourceFormat::of(&self.path, Some(representation));
         }
         if self.found && matches!(self.format, SourceFormat::Text(_)) {

@@ -171,6 +171,49 @@ fn files_that_cannot_be_read_are_refused_or_named() {
 
 #[cfg(unix)]
 #[test]
+fn links_to_nothing_and_pipes_are_named_with_the_reason() {
+    let input = folder(&[("in/a.jsonl", &lines(documents(0, 100)))]);
+    let root = input.path().join("in");
+    // names of files that are not read state no split: neither is warned of
+    std::os::unix::fs::symlink("gone.jsonl", root.join("b-test.jsonl")).unwrap();
+    let pipe = root.join("c-dev.jsonl");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    std::os::unix::fs::symlink("c-dev.jsonl", root.join("d.jsonl")).unwrap();
+    let (summary, _out) = run(&root, |_| {}).unwrap();
+    assert_eq!((total(&summary), summary.skipped_files, summary.formats["JSON lines"]), (100, 3, 1));
+    let named: Vec<&str> = summary.skipped.iter().map(|line| line.rsplit('/').next().unwrap()).collect();
+    let no_file = "not a regular file; pipes and devices cannot be read twice";
+    let expected = [
+        "b-test.jsonl: the link points to nothing".to_owned(),
+        format!("c-dev.jsonl: {no_file}"),
+        format!("d.jsonl: {no_file}"),
+    ];
+    assert_eq!(named, expected);
+    assert!(summary.to_string().contains("\nskipped 3 files\n"), "{summary}");
+    assert!(summary.warnings.is_empty(), "{:?}", summary.warnings);
+    // a folder with nothing else has nothing to read
+    fs::remove_file(root.join("a.jsonl")).unwrap();
+    let error = run(&root, |_| {}).unwrap_err();
+    assert!(error.to_string().starts_with("no file to read in: "), "{error}");
+    assert!(error.hint().contains("pipes and links to nothing are ignored"), "{}", error.hint());
+}
+
+#[test]
+fn only_files_that_were_read_are_counted() {
+    let input = folder(&[("a.jsonl", &lines(documents(0, 100))), ("empty.tsv", "text\n"), ("z.md", "the last")]);
+    fs::write(input.path().join("bad.txt"), b"abc\xff").unwrap();
+    let (summary, _out) = run(input.path(), |_| {}).unwrap();
+    assert!(summary.to_string().contains("\nfiles read as JSON lines (1), TSV (1), text (1)\n"), "{summary}");
+    assert_eq!(summary.skipped_files, 1);
+    // what comes after the end of the budget is not read
+    let budget = documents(0, 100).concat().len() as u64;
+    let (summary, _out) = run(input.path(), |options| options.byte_budget = Some(budget)).unwrap();
+    let read: Vec<(&str, u64)> = summary.formats.iter().map(|(kind, count)| (&**kind, *count)).collect();
+    assert_eq!((read, summary.cut_by_budget), (vec![("JSON lines", 1), ("TSV", 1)], true));
+}
+
+#[cfg(unix)]
+#[test]
 fn linked_folders_are_followed_and_loops_are_not() {
     let input = folder(&[("in/a.jsonl", &lines(documents(0, 100))), ("real/b.jsonl", &lines(documents(100, 50)))]);
     let root = input.path().join("in");
@@ -244,6 +287,31 @@ fn a_corpus_of_other_content_stays_unless_it_is_to_be_replaced() {
     assert_eq!(Corpus::open(&out).unwrap().content(), first.content);
     let second = make(500, true).unwrap();
     assert_eq!(Corpus::open(&out).unwrap().content(), second.content);
+}
+
+#[test]
+fn a_split_that_is_empty_because_of_duplicates_says_so() {
+    let (same, other) = (lines(documents(0, 40)), lines(documents(100, 40)));
+    let input = folder(&[("test.jsonl", &same), ("train.jsonl", &same), ("valid.jsonl", &other)]);
+    let error = run(input.path(), |_| {}).unwrap_err();
+    let place = format!("{}/", input.path().display());
+    assert_eq!(
+        error.to_string().replace(&place, ""),
+        "the train split is empty: 40 of its documents, the first in train.jsonl, equal documents that were read \
+         before for another split and are counted there only"
+    );
+    // both ways out that the hint names lead out
+    let hint = error.hint();
+    let (before, shares) = hint.split_once("--split ").unwrap();
+    assert!(before.contains("add documents that only the train split has"), "{before}");
+    let shares: Vec<f64> = shares.split(',').map(|share| share.parse().unwrap()).collect();
+    let by_shares = |options: &mut PrepareOptions| {
+        (options.split, options.split_by_name) = (shares.clone().try_into().unwrap(), false);
+    };
+    assert_eq!(total(&run(input.path(), by_shares).unwrap().0), 80);
+    fs::write(input.path().join("train.jsonl"), same + &lines(documents(200, 3))).unwrap();
+    let (summary, _out) = run(input.path(), |_| {}).unwrap();
+    assert_eq!((summary.train.documents, summary.duplicates), (3, 40));
 }
 
 #[test]

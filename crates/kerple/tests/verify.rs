@@ -129,6 +129,64 @@ fn what_is_no_row_is_found_with_its_line() {
     place.ok(&["verify", "run"]);
 }
 
+/// The problems that `verify run` finds.
+fn damages(place: &Place) -> Vec<String> {
+    let (code, said, _) = verified(place, &["run"]);
+    let damages: Vec<String> =
+        said.lines().filter_map(|line| line.trim().strip_prefix("DAMAGED  ")).map(str::to_owned).collect();
+    assert_eq!(code, Some(i32::from(!damages.is_empty())), "{said}");
+    damages
+}
+
+#[test]
+fn rows_that_are_missing_before_a_checkpoint_are_found() {
+    let place = Place::new();
+    place.make_data();
+    place.ok(&["train", "--config", "run.toml", "--out", "run"]);
+    let metrics = "run/metrics.jsonl";
+    let steps = || {
+        let step = |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap()["step"].as_u64().unwrap();
+        place.read(metrics).lines().map(step).collect::<Vec<u64>>()
+    };
+    assert_eq!(steps(), [1, 10, 20]);
+    let missing = |step: u64, last: u64| {
+        format!("run/metrics.jsonl: the row of step {step} is missing, and a checkpoint of step {last} exists")
+    };
+    let without = |lines: &[usize]| {
+        let whole = place.read(metrics);
+        let kept = whole.lines().enumerate().filter(|(at, _)| !lines.contains(at));
+        place.write(metrics, kept.map(|(_, line)| format!("{line}\n")).collect::<String>());
+        let found = damages(&place);
+        place.write(metrics, whole);
+        found
+    };
+    for (lines, step) in [(&[0][..], 1), (&[1], 10), (&[2], 20), (&[1, 2], 10), (&[0, 1, 2], 1)] {
+        assert_eq!(without(lines), [missing(step, 20)], "{lines:?}");
+    }
+    for file in [metrics, "run/sessions.jsonl"] {
+        let whole = place.read(file);
+        fs::remove_file(place.path(file)).unwrap();
+        assert_eq!(damages(&place), [format!("{file}: the file is missing, and a checkpoint of step 20 exists")]);
+        place.write(file, whole);
+    }
+    let sessions = place.read("run/sessions.jsonl");
+    place.write("run/sessions.jsonl", "");
+    assert_eq!(damages(&place), ["run/sessions.jsonl: the file has no rows, and a checkpoint of step 20 exists"]);
+    place.write("run/sessions.jsonl", sessions);
+    // a session that logs other steps: those of the session before are not known any more, but for the first
+    let extended = ["train.steps=30", "train.schedule_steps=20", "train.log_every=4", "train.eval_interval=13"];
+    let options = extended.into_iter().flat_map(|value| ["--set", value]);
+    place.ok(&["train", "--config", "run.toml", "--out", "run"].into_iter().chain(options).collect::<Vec<_>>());
+    assert_eq!((steps(), damages(&place)), (vec![1, 10, 20, 24, 26, 28, 30], Vec::new()));
+    for (line, step) in [(0, 1), (3, 24), (4, 26), (6, 30)] {
+        assert_eq!(without(&[line]), [missing(step, 30)]);
+    }
+    // an export has no checkpoints, and fewer rows
+    fs::remove_dir_all(place.path("run/checkpoints")).unwrap();
+    fs::remove_file(place.path("run/sessions.jsonl")).unwrap();
+    assert!(without(&[1, 3]).is_empty());
+}
+
 #[test]
 fn folders_with_names_from_before_are_refused() {
     let place = Place::new();

@@ -55,12 +55,12 @@ pub struct CorpusSummary {
     pub duplicates: u64,
     /// Documents skipped because they contain no text.
     pub empty: u64,
-    /// Files skipped because they are not text.
+    /// Files skipped: not text, not a regular file, a link to nothing, a description of the data files.
     pub skipped_files: u64,
     /// The first of them, and why they were skipped.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub skipped: Vec<String>,
-    /// Number of files by format.
+    /// Number of files that were read, by format.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub formats: BTreeMap<String, u64>,
     /// Damaged documents that were skipped: what was wrong, and where.
@@ -238,7 +238,7 @@ impl fmt::Display for CorpusSummary {
         let left_out = [
             (self.duplicates, "duplicate documents"),
             (self.empty, "empty documents"),
-            (self.skipped_files, "files that are not text"),
+            (self.skipped_files, "files"),
             (self.damaged.len() as u64, "damaged documents"),
             (self.passed_over, "prepared corpora among the inputs"),
         ];

@@ -7,8 +7,9 @@ use crate::hash::Checksum;
 use crate::music::MusicDocument;
 use crate::split::Split;
 use crate::text::{DocumentContent, SourceDocument, SourceFile, SourceFormat, SplitNames};
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::ControlFlow;
+use std::path::PathBuf;
 use twox_hash::XxHash3_128;
 
 /// A plain text of at least this many bytes is cut into the three splits, wherever it was found.
@@ -47,6 +48,10 @@ pub(super) struct Tally {
     /// What was repaired of files that were read.
     pub(super) repaired: Vec<String>,
     pub(super) cut_by_budget: bool,
+    /// Number of files that were read, by format.
+    pub(super) formats: BTreeMap<String, u64>,
+    /// Duplicates in files whose names state a split, by that split.
+    duplicates_by_name: BTreeMap<Split, NamedDuplicates>,
     /// Documents by how they came into a split.
     hashed: u64,
     cut: u64,
@@ -56,7 +61,20 @@ pub(super) struct Tally {
     bytes_read: u64,
 }
 
+/// Documents that the name of their file would have put into a split, but that equal earlier ones.
+#[derive(Clone, Debug, Default)]
+pub(super) struct NamedDuplicates {
+    pub(super) documents: u64,
+    /// The first file with such a document.
+    pub(super) first: PathBuf,
+}
+
 impl Tally {
+    /// The duplicates in files whose names state this split.
+    pub(super) fn duplicates_named(&self, split: Split) -> Option<&NamedDuplicates> {
+        self.duplicates_by_name.get(&split)
+    }
+
     pub(super) fn progress(&self, phase: &'static str, bytes_total: u64, tokens: u64) -> PrepareProgress {
         let (bytes_read, documents) = (self.bytes_read.min(bytes_total), self.documents);
         PrepareProgress { phase, bytes_read, bytes_total, documents, tokens, memory: 0 }
@@ -239,11 +257,17 @@ impl<'a> Selection<'a> {
     pub(super) fn run(&self, sink: &mut PartSink) -> Result<Tally> {
         let (mut tally, mut seen) = (Tally::default(), HashSet::new());
         for (index, file) in self.files.iter().enumerate() {
-            let (before, mut any) = (tally.bytes_read, false);
+            let (before, mut any, mut counted, mut left_out) = (tally.bytes_read, false, false, false);
             let mut documents = file.documents(self.text_key)?;
             while let Some(document) = documents.next() {
                 let SourceDocument { number, content } = document?;
                 let content = self.without_nul(index, number, content);
+                let size = content.size();
+                let over_budget = size > 0 && tally.bytes.saturating_add(size) > self.budget;
+                if !(counted || over_budget || matches!(content, DocumentContent::NotText(_))) {
+                    *tally.formats.entry(file.kind().to_owned()).or_default() += 1;
+                    counted = true;
+                }
                 if let DocumentContent::Bad(error) = content {
                     self.pass_over(error, &mut tally)?;
                     any = true;
@@ -252,23 +276,30 @@ impl<'a> Selection<'a> {
                 if let DocumentContent::Music(score) = &content {
                     tally.repaired.extend(score.repaired().cloned());
                 }
-                let size = content.size();
                 tally.bytes_read = before + documents.bytes_read();
                 any |= size > 0;
                 if let DocumentContent::NotText(why) = &content {
+                    left_out = true;
                     tally.not_text += 1;
                     if tally.skipped.len() < NAMED {
                         tally.skipped.push(format!("{}: {why}", file.path.display()));
                     }
                 } else if size == 0 {
                     tally.empty += 1;
-                } else if tally.bytes.saturating_add(size) > self.budget {
+                } else if over_budget {
                     tally.cut_by_budget = true;
                     return Ok(tally);
                 } else {
                     let hash = content.hash()?;
                     if !seen.insert(hash) {
                         tally.duplicates += 1;
+                        if let Some(split) = self.names.splits[index] {
+                            let named = tally.duplicates_by_name.entry(split).or_default();
+                            if named.documents == 0 {
+                                named.first.clone_from(&file.path);
+                            }
+                            named.documents += 1;
+                        }
                         continue;
                     }
                     tally.bytes += size;
@@ -291,6 +322,9 @@ impl<'a> Selection<'a> {
                         return Ok(tally);
                     }
                 }
+            }
+            if !(counted || left_out) {
+                *tally.formats.entry(file.kind().to_owned()).or_default() += 1;
             }
             if !any && !file.found {
                 return Err(Error::damaged(&file.path, "the file contains no text", "give another file"));

@@ -109,6 +109,10 @@ struct PathSplits {
 
 impl PathSplits {
     fn of(file: &SourceFile) -> PathSplits {
+        // what is not read has no documents that its name could put into a split
+        if let SourceFormat::Ignored(_) = file.format {
+            return PathSplits { alone: None, name: None, folder: None };
+        }
         let parent = file.path.parent().unwrap_or(Path::new(""));
         let name = file.path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_lowercase();
         let stem = stem(&name, file.format);

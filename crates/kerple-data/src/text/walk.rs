@@ -4,9 +4,10 @@ use super::{SourceFile, SourceFormat, recognise};
 use crate::corpus::{TokenFiles, has_summary};
 use crate::error::{Error, Result};
 use crate::file::{is_file, is_folder};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Appends the file at `path`, or all files below it but those of prepared corpora, which are counted.
+/// Entries of folders that cannot be read are appended with the reason; hidden ones are not.
 pub(super) fn collect(path: &Path, files: &mut Vec<SourceFile>, passed_over: &mut u64) -> Result<()> {
     if is_folder(path)? {
         if has_summary(path)? {
@@ -57,8 +58,7 @@ fn walk(folder: &Path, depth: usize, files: &mut Vec<SourceFile>, passed_over: &
         // a link to a folder is followed, unless that holds the link
         let linked = kind.is_symlink() && is_folder(&path)?;
         if linked && leads_up(&path)? {
-            let format = SourceFormat::Ignored("the link points to a folder that contains the link");
-            files.push(SourceFile { path, format, size: 0, found: true, depth });
+            files.push(ignored(path, depth, "the link points to a folder that contains the link"));
             continue;
         }
         if kind.is_dir() || linked {
@@ -73,9 +73,21 @@ fn walk(folder: &Path, depth: usize, files: &mut Vec<SourceFile>, passed_over: &
                 Some(_) => {}
                 None => files.push(found(&path, depth)?),
             }
+        } else {
+            let to_nothing = !kerple_run::files::is_there(&path).map_err(Error::io(&path, "look for"))?;
+            let why = if to_nothing {
+                "the link points to nothing"
+            } else {
+                "not a regular file; pipes and devices cannot be read twice"
+            };
+            files.push(ignored(path, depth, why));
         }
     }
     Ok(())
+}
+
+fn ignored(path: PathBuf, depth: usize, why: &'static str) -> SourceFile {
+    SourceFile { path, format: SourceFormat::Ignored(why), size: 0, found: true, depth }
 }
 
 /// Whether a link leads to a folder above it.
@@ -85,7 +97,7 @@ fn leads_up(link: &Path) -> Result<bool> {
 }
 
 /// The prefix, when a path names one of a pair of token files or their prefix.
-fn token_prefix(path: &Path) -> Result<Option<std::path::PathBuf>> {
+fn token_prefix(path: &Path) -> Result<Option<PathBuf>> {
     let half = path.extension().is_some_and(|end| end == "bin" || end == "idx");
     let prefix = if half { path.with_extension("") } else { path.to_owned() };
     let named = half || !kerple_run::files::is_there(path).map_err(Error::io(path, "look for"))?;

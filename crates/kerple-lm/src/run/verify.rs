@@ -1,6 +1,8 @@
 //! Verification of a run folder: computes every checksum and reads every row. Rows have no
 //! checksum, so what is found in them is damage to their form, and contradictions with themselves
-//! or the plan.
+//! or the plan. The newest checkpoint states how many updates were made; rows of these that are
+//! missing are found as described at [`TrainedSteps`]. An export has no checkpoints, and its rows
+//! may be thinned out.
 
 use super::{DataPath, RunFolder};
 use crate::checkpoint;
@@ -46,10 +48,15 @@ impl RunFolder {
         let plan = self.existing_plan();
         let known = plan.as_ref().ok().cloned();
         found.note(plan, |plan| format!("plan.json: {}, plan {}", plan.label, &plan.hash[..12]));
+        let mut trained = 0;
         match checkpoint::list(&self.path) {
             Ok(all) => {
                 for (step, path) in all {
-                    found.note(checkpoint::verify(&path, known.as_ref()), |moments| {
+                    let verified = checkpoint::verify(&path, known.as_ref());
+                    if verified.is_ok() {
+                        trained = trained.max(step);
+                    }
+                    found.note(verified, |moments| {
                         let what = if moments {
                             "weights and optimizer state"
                         } else {
@@ -67,13 +74,19 @@ impl RunFolder {
             // what cannot be seen is read all the same, so that the reason is a problem
             if kerple_run::files::is_there(&path).unwrap_or(true) {
                 found.note(count(&path), |count| format!("{name}: {count} {what}"));
+            } else if trained > 0 && [kerple_run::METRICS_FILE, kerple_run::SESSIONS_FILE].contains(&name) {
+                let message = format!("the file is missing, and a checkpoint of step {trained} exists");
+                found.problems.push(Error::damaged(&path, message, RESTORE));
             }
         };
         let plan = known.as_ref();
         // where the rows cannot be read, the check of them reports it
         let ended = plan.map(|plan| (plan, self.last_step(plan).unwrap_or(plan.steps)));
-        count_in(kerple_run::METRICS_FILE, "rows", &|path| metrics(path, ended));
-        count_in(kerple_run::SESSIONS_FILE, "rows", &sessions);
+        // where the sessions cannot be read, the check of them reports it
+        let session = self.sessions().ok().and_then(|rows| rows.last().map(|row| row.first_step));
+        let steps = TrainedSteps { last: trained, session };
+        count_in(kerple_run::METRICS_FILE, "rows", &|path| metrics(path, ended, steps));
+        count_in(kerple_run::SESSIONS_FILE, "rows", &|path| sessions(path, trained));
         count_in(kerple_run::EVALUATION_FILE, "rows", &|path| evaluations(path, ended));
         count_in(kerple_run::PROBES_FILE, "rows", &rows::<ProbeRow>);
         count_in(kerple_run::KERNELS_FILE, "snapshots", &snapshots::<KernelSnapshot>);
@@ -131,8 +144,49 @@ fn contradicts(path: &Path, at: usize, why: &str) -> Error {
     Error::damaged(path, format!("row {}: {why}", at + 1), hint)
 }
 
-/// Metrics that agree with themselves, in which no step is twice or out of order.
-fn metrics(path: &Path, ended: Option<(&Plan, u64)>) -> crate::Result<usize> {
+/// What to do where rows are missing.
+const RESTORE: &str = "restore the file from a copy of the run; without one, train the run again in another --out \
+    folder; the weights have checksums of their own";
+
+/// The updates that a run has made, which decide the steps that must have a row.
+///
+/// A session may resume with another `train.log_every` and `train.eval_interval`, and `plan.json` has those of the last
+/// session alone. What is certain of the sessions before is the row of step 1 and, where `train.until` counts validations,
+/// those of the validations.
+#[derive(Clone, Copy)]
+struct TrainedSteps {
+    /// Step of the newest checkpoint that is not damaged: its rows were on disk before it; 0 where there is none.
+    last: u64,
+    /// First update of the last session.
+    session: Option<u64>,
+}
+
+impl TrainedSteps {
+    /// The first step that must have a row and has none, given the steps of all rows, in order.
+    fn first_without_row(self, plan: &Plan, rows: &[MetricsRow]) -> Option<u64> {
+        let train = &plan.train;
+        let session = self.session.unwrap_or(u64::MAX);
+        let mut step = 1;
+        while step <= self.last && step < u64::MAX {
+            if rows.binary_search_by_key(&step, |row| row.step).is_err() {
+                return Some(step);
+            }
+            let multiple = |interval: u64, after: u64| {
+                after.checked_div(interval).map_or(u64::MAX, |count| count.saturating_add(1).saturating_mul(interval))
+            };
+            let validated = if train.until.is_some() { multiple(train.eval_interval, step) } else { u64::MAX };
+            // of the last session, each of the rows that `train` writes
+            let after = step.max(session.saturating_sub(1));
+            let end = if after < plan.steps { plan.steps } else { u64::MAX };
+            let logged = multiple(train.log_every, after).min(multiple(train.eval_interval, after)).min(end);
+            step = validated.min(logged);
+        }
+        None
+    }
+}
+
+/// Metrics that agree with themselves, whose steps are in order, each once, and complete.
+fn metrics(path: &Path, ended: Option<(&Plan, u64)>, steps: TrainedSteps) -> crate::Result<usize> {
     let rows = kerple_run::read_rows::<MetricsRow>(path)?.rows;
     let tokens = ended.map(|(plan, _)| (plan.train.batch_size as u64).saturating_mul(plan.train.train_len as u64));
     for (at, row) in rows.iter().enumerate() {
@@ -149,19 +203,29 @@ fn metrics(path: &Path, ended: Option<(&Plan, u64)>) -> crate::Result<usize> {
             &format!("step {} follows step {last}, at which train.until ended the run", rows[at].step),
         ));
     }
-    match rows.windows(2).find(|pair| pair[0].step >= pair[1].step) {
-        None => Ok(rows.len()),
-        Some(pair) => Err(Error::damaged(
+    if let Some(pair) = rows.windows(2).find(|pair| pair[0].step >= pair[1].step) {
+        return Err(Error::damaged(
             path,
             format!("step {} follows step {}", pair[1].step, pair[0].step),
             "two processes wrote the file, or it was edited; the weights have checksums of their own",
-        )),
+        ));
+    }
+    match ended.and_then(|(plan, _)| steps.first_without_row(plan, &rows)) {
+        None => Ok(rows.len()),
+        Some(step) => {
+            let message = format!("the row of step {step} is missing, and a checkpoint of step {} exists", steps.last);
+            Err(Error::damaged(path, message, RESTORE))
+        }
     }
 }
 
-/// Sessions that could have been.
-fn sessions(path: &Path) -> crate::Result<usize> {
+/// Sessions that could have been; at least one where `trained` updates were made.
+fn sessions(path: &Path, trained: u64) -> crate::Result<usize> {
     let rows = kerple_run::read_rows::<SessionRow>(path)?.rows;
+    if rows.is_empty() && trained > 0 {
+        let message = format!("the file has no rows, and a checkpoint of step {trained} exists");
+        return Err(Error::damaged(path, message, RESTORE));
+    }
     match rows.iter().position(|row| row.first_step == 0 || row.micro_batch_size == 0) {
         None => Ok(rows.len()),
         Some(at) => {
