@@ -116,7 +116,10 @@ impl RoundedFactors {
     /// meanwhile.
     pub(super) unsafe fn multiply_block(&self, c: OutBlock<f32>, rows: Range<usize>, columns: Range<usize>) {
         let RoundedFactors { left, right, unit } = self;
-        assert!(rows.start % BLOCK == 0 && columns.start % BLOCK == 0, "blocks of registers begin here");
+        assert!(
+            rows.start.is_multiple_of(BLOCK) && columns.start.is_multiple_of(BLOCK),
+            "blocks of registers begin here"
+        );
         // SAFETY: the caller's promise.
         with_unit!(*unit, |by| by.prepared(|| unsafe { multiply_block(by, left, right, c, rows, columns) }));
     }
