@@ -112,7 +112,7 @@ impl<'a, T: Number> KeptSlice<'a, T> {
     /// The numbers in a range of at most [`READ`], in this room if they are not there as they are.
     ///
     /// # Panics
-    /// If there are fewer, or there is no room.
+    /// If the range is not within the numbers, or longer than [`READ`].
     #[inline(always)]
     pub(super) fn read<'r>(self, range: Range<usize>, room: &'r mut [T; READ]) -> &'r [T]
     where

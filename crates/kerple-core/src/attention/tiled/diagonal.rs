@@ -90,7 +90,7 @@ impl<R: Number> DiagonalSums<R> {
         }
     }
 
-    /// Adds the sums times a factor to `table`, as far as it goes, and starts again from zero; `origin` is the column of the distance of query 0 to
+    /// Adds `factor` times the sums to `table`, as far as it goes, and starts again from zero; `origin` is the column of the distance of query 0 to
     /// the block's first key.
     pub(super) fn move_into(&mut self, table: &mut [R], origin: isize, factor: R) {
         if self.queries == 0 {

@@ -1,8 +1,8 @@
 //! By how much `d_out` is larger within tiles than outside.
 //!
 //! Weights are as small as 1e-38. Their products with gradients of a mean over thousands of tokens, 1e-5 and less, would be
-//! subnormal numbers, which processors multiply many times as slowly: with ALiBi or FoX, whose far keys have such weights,
-//! that was a quarter of a training step and more. So tiles take `d_out` times a power of two, and what leaves them is
+//! subnormal numbers, which processors multiply slowly: with FoX, whose far keys have such weights, that was a third of a
+//! training step. So tiles take `d_out` times a power of two, and what leaves them is
 //! divided by it. Both are exact.
 
 use crate::Number;
@@ -24,8 +24,8 @@ pub(super) struct GradientScales<R> {
 }
 
 impl<R: Number> GradientScales<R> {
-    /// 1 where something is learned that adds to sums of its own, or where weights are not those of a softmax: there nobody has seen
-    /// subnormal numbers.
+    /// The scales of a call. They are 1 where learned positions, a relative bias or cumulative decays have sums of their own, which
+    /// nothing divides again, and where weights are not those of a softmax.
     pub(super) fn new<L: Lanes<Number = R>>(lanes: L, problem: &AttentionProblem<R>, d_out: View<R>) -> Self {
         let AttentionDims { heads, kv_heads, value_dim, .. } = problem.dims;
         let tables = problem.tables();
@@ -48,7 +48,7 @@ impl<R: Number> GradientScales<R> {
         GradientScales { scales, kv_heads, group }
     }
 
-    /// That of a head of a segment.
+    /// The scale for a head of a segment.
     pub(super) fn of(&self, segment: usize, head: usize) -> R {
         self.scales[segment * self.kv_heads + head / self.group]
     }

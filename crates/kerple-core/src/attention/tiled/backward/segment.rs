@@ -129,7 +129,7 @@ impl<R: Number> TiledBackwardScratch<R> {
 }
 
 impl<L: Lanes> TiledBackwardCall<'_, L> {
-    /// By what `d_out` of a head is multiplied within tiles.
+    /// The scale of a head's `d_out` within tiles.
     fn scale(&self, head: usize) -> L::Number {
         self.all.scales.of(self.number, head)
     }
