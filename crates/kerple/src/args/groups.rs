@@ -151,6 +151,11 @@ impl Hardware {
         }
     }
 
+    /// Its options, and whether they are given.
+    pub fn given(&self) -> [(&'static str, bool); 2] {
+        [("--device", self.device != DeviceName::Cpu), ("--precision", self.precision != Precision::F32)]
+    }
+
     /// Refuses precisions below `f32`, with a reason.
     ///
     /// # Errors

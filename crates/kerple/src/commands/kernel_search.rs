@@ -9,8 +9,6 @@ use crate::command_error::{CommandError, CommandResult};
 use crate::encodings;
 use crate::output::{print_json, remarkln, resultln};
 use crate::progress::{ProgressLine, duration};
-use kerple_burn::device::DeviceName;
-use kerple_core::precision::Precision;
 use kerple_fit::kernel_search::{
     BASELINES, ComparedArm, REFERENCE, RunCost, ScoredSplits, SearchMeasure, SearchOutcome, SearchPlan, SearchRequest,
     SearchResult, StageOutcome, SyntheticMeasure, TrainingMeasure, run as search, write,
@@ -99,10 +97,8 @@ fn synthetic(args: &SearchArgs, config: &RunConfig) -> CommandResult {
         ("--protocol", args.protocol.is_some()),
         ("--n-segments", args.n_segments.is_some()),
         ("--shard", args.shard.is_some()),
-        ("--device", args.hardware.device != DeviceName::Cpu),
-        ("--precision", args.hardware.precision != Precision::F32),
     ];
-    if let Some((option, _)) = trained.into_iter().find(|(_, is_given)| *is_given) {
+    if let Some((option, _)) = trained.into_iter().chain(args.hardware.given()).find(|(_, is_given)| *is_given) {
         let message = format!("{option} is for runs that are trained, and --measure synthetic trains none");
         return Err(CommandError::misuse(message, format!("omit {option}")));
     }

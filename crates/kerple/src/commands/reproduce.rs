@@ -7,8 +7,6 @@ use crate::args::ReproduceArgs;
 use crate::command_error::{CommandError, CommandResult};
 use crate::output::remarkln;
 use crate::progress::ProgressLine;
-use kerple_burn::device::DeviceName;
-use kerple_core::precision::Precision;
 use kerple_experiments::reproduce::{Reproduction, ReproductionRequest, export};
 use kerple_lm::ranks::Ranks;
 use kerple_lm::sweep::Shard;
@@ -76,12 +74,8 @@ fn refuse_ignored(args: &ReproduceArgs) -> CommandResult {
         (None, true) => "--pages-only",
         (None, false) => return Ok(()),
     };
-    let of_runs = [
-        ("--shard", args.sharing.shard.is_some()),
-        ("--device", args.hardware.device != DeviceName::Cpu),
-        ("--precision", args.hardware.precision != Precision::F32),
-    ];
-    match of_runs.into_iter().find(|(_, is_given)| *is_given) {
+    let shard = ("--shard", args.sharing.shard.is_some());
+    match [shard].into_iter().chain(args.hardware.given()).find(|(_, is_given)| *is_given) {
         Some((option, _)) => {
             let message = format!("{option} is for runs that are made, and {only} makes none");
             Err(CommandError::misuse(message, format!("omit {option}")))
