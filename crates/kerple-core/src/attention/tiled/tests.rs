@@ -54,6 +54,13 @@ fn assert_tiled_equals_naive(case: Case) {
     case.assert_tiled_equals_naive();
 }
 
+#[test]
+fn nothing_gives_nothing() {
+    for of_nothing in [dims(0, 2, 1, 3, 3, 4), dims(2, 0, 0, 3, 3, 4), dims(2, 2, 1, 0, 3, 4), dims(2, 2, 1, 3, 0, 4)] {
+        assert_tiled_equals_naive(Case::new(of_nothing, 1));
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
     #[test]
