@@ -56,7 +56,7 @@ fn assert_tiled_equals_naive(case: Case) {
 
 #[test]
 fn nothing_gives_nothing() {
-    for of_nothing in [dims(0, 2, 1, 3, 3, 4), dims(2, 0, 0, 3, 3, 4), dims(2, 2, 1, 0, 3, 4), dims(2, 2, 1, 3, 0, 4)] {
+    for of_nothing in [dims(0, 2, 1, 3, 3, 4), dims(2, 0, 1, 3, 3, 4), dims(2, 2, 1, 0, 3, 4), dims(2, 2, 1, 3, 0, 4)] {
         assert_tiled_equals_naive(Case::new(of_nothing, 1));
     }
 }

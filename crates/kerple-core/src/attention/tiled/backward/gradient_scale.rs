@@ -29,7 +29,7 @@ impl<R: Number> GradientScales<R> {
     pub(super) fn new<L: Lanes<Number = R>>(lanes: L, problem: &AttentionProblem<R>, d_out: View<R>) -> Self {
         let AttentionDims { heads, kv_heads, value_dim, .. } = problem.dims;
         let tables = problem.tables();
-        let (mut scales, group) = (vec![R::ONE; problem.segments() * kv_heads], heads.checked_div(kv_heads).unwrap_or(1));
+        let (mut scales, group) = (vec![R::ONE; problem.segments() * kv_heads], heads / kv_heads);
         let is_plain = problem.normalizer.is_softmax()
             && tables.positions.is_none()
             && tables.relative.is_none()
@@ -45,7 +45,8 @@ impl<R: Number> GradientScales<R> {
             }
             *scale = scale_for(largest.to_f64());
         });
-        GradientScales { scales, kv_heads, group }
+        // of no query heads a group is as good as any
+        GradientScales { scales, kv_heads, group: group.max(1) }
     }
 
     /// The scale for a head of a segment.
