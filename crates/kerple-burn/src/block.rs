@@ -105,7 +105,8 @@ impl TransformerBlock {
         cache: &mut KvCache,
         implementation: Impl,
     ) -> Tensor<3> {
-        let attention = |x, residual, cache: &mut KvCache| self.attention.extend(x, residual, context, cache);
+        let attention =
+            |x, residual, cache: &mut KvCache| self.attention.extend(x, residual, context, cache, implementation);
         let convolve = |x: Tensor<3>, filters: &Tensor<2>, branch: usize, cache: &mut KvCache| {
             convolve_after(x, filters, branch, &context.mask, cache)
         };
@@ -117,8 +118,9 @@ impl TransformerBlock {
     /// # Panics
     /// As [`SelfAttention::extend_each`].
     pub fn extend_each(&self, x: Tensor<3>, mut sequences: Vec<CachedSequence>, implementation: Impl) -> Tensor<3> {
-        let attention =
-            |x, residual, sequences: &mut Vec<CachedSequence>| self.attention.extend_each(x, residual, sequences);
+        let attention = |x, residual, sequences: &mut Vec<CachedSequence>| {
+            self.attention.extend_each(x, residual, sequences, implementation)
+        };
         let convolve = |x: Tensor<3>, filters: &Tensor<2>, branch: usize, sequences: &mut Vec<CachedSequence>| {
             let of_row = |(row, CachedSequence { context, cache }): (usize, &mut CachedSequence)| {
                 convolve_after(x.clone().narrow(0, row, 1), filters, branch, &context.mask, cache)

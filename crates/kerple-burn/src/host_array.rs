@@ -1,8 +1,9 @@
 //! Contiguous CPU arrays: the view that a custom operation has of a tensor.
 
 use burn::backend::flex::FlexTensor;
-use burn::tensor::{DType, Element, TensorData};
+use burn::tensor::{DType, Element, TensorData, bf16};
 use bytemuck::Pod;
+use kerple_core::ops::kept::KeptSlice;
 
 /// A contiguous array of the flex backend; cloning shares the data.
 #[derive(Clone, Debug)]
@@ -34,6 +35,17 @@ impl HostArray {
     pub fn slice<T: Element + Pod>(&self) -> &[T] {
         let found = self.0.dtype();
         self.0.as_slice().unwrap_or_else(|| panic!("expected an array of {:?}, got {found:?}", T::dtype()))
+    }
+
+    /// The values in row-major order, which may be held as `bf16`.
+    ///
+    /// # Panics
+    /// When the array holds yet another type.
+    pub fn kept<T: Element + Pod>(&self) -> KeptSlice<'_, T> {
+        match self.dtype() {
+            DType::BF16 => KeptSlice::Bf16(bytemuck::cast_slice(self.slice::<bf16>())),
+            _ => KeptSlice::Exact(self.slice()),
+        }
     }
 
     /// Length of each axis.

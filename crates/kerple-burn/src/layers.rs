@@ -6,7 +6,7 @@ mod mlp;
 mod norm;
 
 pub use attention::{CachedSequence, SelfAttention};
-pub use linear::{Linear, normal_matrix};
+pub use linear::{Linear, normal_matrix, shortened, with_short_matrices};
 pub use mlp::Mlp;
 pub use norm::Norm;
 

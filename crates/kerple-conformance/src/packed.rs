@@ -160,7 +160,7 @@ fn mean_loss<T: Number>(logits: &[f64], targets: &[u32], scored: &[bool]) -> [Ve
     let x: Vec<T> = (0..rows * rows).map(|at| if at % (rows + 1) == 0 { T::ONE } else { T::ZERO }).collect();
     let (gamma, w) = (vec![T::ONE; rows], cast::<T>(&logits.iter().map(|z| z / norm_of_one).collect::<Vec<f64>>()));
     let norm = NormParameters { kind: RowNorm::Rms, gamma: &gamma, beta: None, epsilon: 0.0 };
-    let head = LmHead { norm, w: &w, tied: false, bias: None, precision: Precision::F32 };
+    let head = LmHead { norm, w: (&w).into(), tied: false, bias: None, precision: Precision::F32 };
     let targets = LossTargets { ids: targets, scored: Some(scored) };
     let share = scored.iter().filter(|scored| **scored).count().max(1) as f64;
     let d_losses = vec![T::from_f64(1.0 / share); rows];

@@ -27,7 +27,7 @@ use kerple_burn::attention_context::AttentionContext;
 use kerple_burn::forward_context::ForwardContext;
 use kerple_burn::implementation::Impl;
 use kerple_burn::kv_cache::KvCache;
-use kerple_burn::layers::{SelfAttention, normal_matrix};
+use kerple_burn::layers::{SelfAttention, normal_matrix, shortened, with_short_matrices};
 use kerple_burn::ops::attention::AttentionScores;
 use kerple_burn::ops::loss::{self, LmHeadTensors, LossTargets};
 use kerple_burn::parameters::{ParamGroupOverrides, ParamGroups};
@@ -88,6 +88,15 @@ impl Decoder {
     /// The same model, computing with this implementation.
     pub fn with_implementation(self, implementation: Impl) -> Decoder {
         Decoder { trunk: self.trunk.with_implementation(implementation), ..self }
+    }
+
+    /// The same model with its matrices held as `bf16`, in half the memory: those of the layers, the embedding and the output
+    /// projection. To generate with, where a token takes the time in which they are read.
+    pub fn with_short_matrices(self) -> Decoder {
+        let Decoder { mut trunk, head, head_bias } = self;
+        trunk.blocks = trunk.blocks.into_iter().map(with_short_matrices).collect();
+        trunk.embedding = shortened(trunk.embedding);
+        Decoder { trunk, head: head.map(shortened), head_bias }
     }
 }
 
@@ -213,7 +222,7 @@ impl Decoder {
 
     /// Logits of every position, `[B, L, V]`: for short sequences and tests.
     pub fn logits(&self, tokens: TokenBatch, pass: &ForwardContext) -> Tensor<3> {
-        loss::logits(self.hidden(tokens, pass), self.output())
+        loss::logits(self.hidden(tokens, pass), self.output(), self.trunk.implementation)
     }
 
     /// Logits at some of the `B L` tokens, counted row by row, `[places, V]`.
@@ -226,7 +235,7 @@ impl Decoder {
         let index: Vec<i64> = places.iter().map(|place| *place as i64).collect();
         let index = Tensor::<1, Int>::from_data(TensorData::new(index, [places.len()]), &x.device());
         let rows = x.reshape([batch * len, width]).select(0, index);
-        loss::logits(rows.unsqueeze_dim(0), self.output()).squeeze_dim(0)
+        loss::logits(rows.unsqueeze_dim(0), self.output(), self.trunk.implementation).squeeze_dim(0)
     }
 
     /// Scores of the last token's queries in every layer, `[B, H, 1, L]`; `None` where attention is linear.
@@ -254,7 +263,7 @@ impl Decoder {
         });
         let x = pieces.last().expect("there is a token");
         let last = x.dims()[1] - 1;
-        loss::logits(x.narrow(1, last, 1), self.output()).squeeze_dim(1)
+        loss::logits(x.narrow(1, last, 1), self.output(), self.trunk.implementation).squeeze_dim(1)
     }
 
     /// Tokens after `before` positions as they enter the layers, with each layer's input about

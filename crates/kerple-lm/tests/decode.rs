@@ -1,6 +1,8 @@
 //! Sequences that grow side by side, and predictions along a sequence.
 
 use crate::common::{IDS, decoder, encoding, logits, maps, patterns, plan, plan_with};
+use burn::module::{Module, ModuleMapper, Param};
+use burn::tensor::{DType, Tensor};
 use kerple_burn::implementation::Impl;
 use kerple_burn::plan::{AttentionKind, BlockConfig, LinearAttentionConfig, ResidualKind, SinkKind};
 use kerple_core::encoding::Encoding;
@@ -89,6 +91,36 @@ fn side_by_side_equals_alone() {
             }
         }
         assert_eq!(sequence.iter().map(Sequence::len).collect::<Vec<_>>(), [6, 10, 4]);
+    }
+}
+
+/// A model with its matrices held as `bf16` is the one with those numbers.
+#[test]
+fn short_matrices_are_the_numbers_they_stand_for() {
+    struct Lengthen;
+    impl ModuleMapper for Lengthen {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            param.map(|values| values.cast(DType::F32))
+        }
+    }
+    let distance = |a: &[f32], b: &[f32]| a.iter().zip(b).fold(0f32, |most, (a, b)| most.max((a - b).abs()));
+    for (what, model) in models() {
+        let short = model.clone().with_short_matrices();
+        let rounded = short.clone().map(&mut Lengthen);
+        assert!(distance(&logits(&short, &IDS), &logits(&model, &IDS)) > 0.0, "{what}: nothing is rounded");
+        for implementation in [Impl::Kernel, Impl::Reference] {
+            let [short, rounded] = [&short, &rounded].map(|model| model.clone().with_implementation(implementation));
+            let close = |a: &[f32], b: &[f32]| {
+                let error = distance(a, b);
+                assert!(a.len() == b.len() && error < 1e-5, "{what}, {implementation:?}: {error}");
+            };
+            close(&logits(&short, &IDS), &logits(&rounded, &IDS));
+            close(&alone(&short, &IDS[..9], &IDS[9..]).concat(), &alone(&rounded, &IDS[..9], &IDS[9..]).concat());
+            let scored = |model: &Decoder| model.score_prompt(&IDS, 2, &mut model.new_sequence(0), true);
+            let [(a, after_a), (b, after_b)] = [&short, &rounded].map(scored);
+            close(&after_a, &after_b);
+            assert!(a.target_nll.iter().zip(&b.target_nll).all(|(a, b)| (a - b).abs() < 1e-5), "{what}");
+        }
     }
 }
 

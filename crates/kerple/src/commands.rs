@@ -42,20 +42,27 @@ mod without_reproductions;
 #[cfg(not(feature = "reproduce"))]
 use without_reproductions as reproductions;
 
+use crate::args::Hardware;
 use crate::command_error::{CommandError, CommandResult};
 use crate::output::remarkln;
 use crate::progress::duration;
 use kerple_burn::device::DeviceName;
 use kerple_burn::positional_encoding::PositionalEncoding;
 use kerple_lm::plan::Plan;
+use kerple_lm::run::{RunFolder, TrainedModel};
+use kerple_lm::runtime::Runtime;
 use kerple_lm::train::TrainProgress;
 use kerple_run::DocumentMask;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Refuses to replace a file of a run or of a prepared corpus.
+/// Refuses a folder in place of a file, and to replace a file of a run or of a prepared corpus.
 pub fn check_target(path: &Path) -> CommandResult {
+    if path.is_dir() {
+        let message = format!("{} is a folder", path.display());
+        return Err(CommandError::misuse(message, "give the path of a file, which will be written"));
+    }
     let is_beside = |name: &str| path.with_file_name(name).is_file();
     if path.exists() && (is_beside(kerple_run::PLAN_FILE) || is_beside("meta.json")) {
         let message = format!("{} is a file of a run or of a prepared corpus; nothing was written", path.display());
@@ -102,6 +109,15 @@ extern "C" fn as_term(_: libc::c_int) {
     unsafe {
         libc::raise(libc::SIGTERM);
     }
+}
+
+/// The model of a run to generate with, and what it runs on.
+pub fn load_to_generate(run: &RunFolder, hardware: &Hardware) -> Result<(Runtime, TrainedModel), CommandError> {
+    let runtime = hardware.runtime_to_generate()?;
+    let TrainedModel { plan, state, model, notes } = run.load(&runtime.device, false)?;
+    let model = model.with_implementation(runtime.implementation);
+    let model = if hardware.holds_short_matrices() { model.with_short_matrices() } else { model };
+    Ok((runtime, TrainedModel { plan, state, model, notes }))
 }
 
 /// A training step as a progress line.

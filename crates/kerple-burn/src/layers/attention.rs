@@ -9,7 +9,7 @@ use crate::ops::attention::{self, AttentionScores, Scoring, default_scale};
 use crate::ops::attention_layer::{self, AttentionLayer};
 use crate::ops::grouped_attention::TurnedRows;
 use crate::ops::qk_scaling::{self, QkScaling, RowsBefore};
-use crate::ops::{ResidualBase, content_rotation, linear, linear_attention, norm, query_key_map, relative};
+use crate::ops::{ResidualBase, content_rotation, linear, linear_attention, query_key_map, relative};
 use crate::plan::{BlockConfig, BlockSizes, ResidualKind, SinkKind};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
@@ -162,14 +162,14 @@ impl SelfAttention {
         attention_layer::attention_layer(x, self.tensors(residual), context, implementation)
     }
 
-    /// The input `[B, L, M]` after the norm, and its packed projection; reference implementation.
-    fn packed(&self, x: Tensor<3>) -> (Tensor<3>, Tensor<3>) {
+    /// The input `[B, L, M]` after the norm, and its packed projection.
+    fn packed(&self, x: Tensor<3>, implementation: Impl) -> (Tensor<3>, Tensor<3>) {
         let normed = match &self.norm {
-            Some(norm) => norm::reference(x, norm.tensors()),
+            Some(norm) => norm.forward(x, implementation),
             None => x,
         };
-        let qkv = attention_layer::clamped(linear::reference(normed.clone(), self.qkv.tensors()), self.clamp);
-        (normed, qkv)
+        let qkv = linear::linear(normed.clone(), self.qkv.tensors(), None, implementation);
+        (normed, attention_layer::clamped(qkv, self.clamp))
     }
 
     /// The same, ready to be rotated, of the last of `keys` positions, with the heads that are packed; `before` are rows before them in
@@ -180,8 +180,9 @@ impl SelfAttention {
         context: &AttentionContext,
         keys: usize,
         before: Option<&mut RowsBefore>,
+        implementation: Impl,
     ) -> (Tensor<3>, Tensor<3>, Heads) {
-        let (normed, qkv) = self.packed(x);
+        let (normed, qkv) = self.packed(x, implementation);
         let (qkv, heads) = self.made_ready(qkv, &normed, context, keys, before);
         (normed, qkv, heads)
     }
@@ -207,7 +208,7 @@ impl SelfAttention {
     /// Queries, keys and values `[B, H, L, D]` after their rotation, and what comes from rows; reference implementation.
     fn attention_inputs(&self, x: Tensor<3>, context: &AttentionContext) -> ([Tensor<4>; 3], FromRows) {
         let len = x.dims()[1];
-        let (normed, qkv, heads) = self.projected(x, context, len, None);
+        let (normed, qkv, heads) = self.projected(x, context, len, None, Impl::Reference);
         let [q, k, v] = heads.unpack(qkv);
         let rope = context.rope.as_deref();
         let from_rows = relative::from_rows(context, &normed, len, (Impl::Reference, None));
@@ -218,7 +219,7 @@ impl SelfAttention {
     fn grouped_rows(&self, x: &Tensor<3>, context: &AttentionContext) -> Option<TurnedRows> {
         let rope = context.rope.as_deref()?;
         let (grouped, len) = (rope.grouped()?, x.dims()[1]);
-        let (_, qkv, heads) = self.projected(x.clone(), context, len, None);
+        let (_, qkv, heads) = self.projected(x.clone(), context, len, None, Impl::Reference);
         let [q, k, _] = heads.unpack(qkv);
         Some(grouped.turned(rope, q, k))
     }
@@ -274,22 +275,29 @@ impl SelfAttention {
         residual: ResidualBase,
         context: &AttentionContext,
         cache: &mut KvCache,
+        implementation: Impl,
     ) -> Tensor<3> {
         let keys = cache.len() + x.dims()[1];
-        let (normed, qkv, heads) = self.projected(x.clone(), context, keys, cache.rows_before());
+        let (normed, qkv, heads) = self.projected(x.clone(), context, keys, cache.rows_before(), implementation);
         let from_rows = relative::from_rows(context, &normed, keys, (Impl::Reference, cache.rows_before()));
         let a = cache.attend(qkv, heads, &self.scoring(), context, from_rows);
-        self.joined(a, [x, normed], residual)
+        self.joined(a, [x, normed], residual, implementation)
     }
 
     /// The same of `B` sequences at positions of their own, `[B, L, M]`, each with its KV cache.
     ///
     /// # Panics
     /// When the number of KV caches differs, or one has more than one sequence.
-    pub fn extend_each(&self, x: Tensor<3>, residual: ResidualBase, sequences: &mut [CachedSequence]) -> Tensor<3> {
+    pub fn extend_each(
+        &self,
+        x: Tensor<3>,
+        residual: ResidualBase,
+        sequences: &mut [CachedSequence],
+        implementation: Impl,
+    ) -> Tensor<3> {
         let [batch, len, _] = x.dims();
         assert_eq!(batch, sequences.len(), "one KV cache per sequence");
-        let (normed, qkv) = self.packed(x.clone());
+        let (normed, qkv) = self.packed(x.clone(), implementation);
         let scoring = self.scoring();
         let attend = |(row, CachedSequence { context, cache }): (usize, &mut CachedSequence)| {
             let qkv = qkv.clone().narrow(0, row, 1);
@@ -300,12 +308,18 @@ impl SelfAttention {
             cache.attend(qkv, heads, &scoring, context, from_rows)
         };
         let a = Tensor::cat(sequences.iter_mut().enumerate().map(attend).collect(), 0);
-        self.joined(a, [x, normed], residual)
+        self.joined(a, [x, normed], residual, implementation)
     }
 
     /// What attention gave, projected and added to its residual.
-    fn joined(&self, a: Tensor<3>, [x, normed]: [Tensor<3>; 2], residual: ResidualBase) -> Tensor<3> {
-        residual.of(x, |_| normed) + linear::reference(a, self.out.tensors())
+    fn joined(
+        &self,
+        a: Tensor<3>,
+        [x, normed]: [Tensor<3>; 2],
+        residual: ResidualBase,
+        implementation: Impl,
+    ) -> Tensor<3> {
+        linear::linear(a, self.out.tensors(), Some(residual.of(x, |_| normed)), implementation)
     }
 
     /// An empty KV cache for `batch` sequences.

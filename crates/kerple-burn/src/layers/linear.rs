@@ -3,8 +3,8 @@
 use super::LayerInit;
 use crate::ops;
 use crate::plan::InitKind;
-use burn::module::{Module, Param};
-use burn::tensor::Tensor;
+use burn::module::{Module, ModuleMapper, Param};
+use burn::tensor::{DType, Tensor};
 use kerple_core::seed::standard_normal;
 use rand::{Rng, RngExt};
 
@@ -76,10 +76,36 @@ impl Linear {
     }
 }
 
+/// The same module with the matrices of its linear layers held as `bf16`, in half the memory: to compute with, not to train.
+pub fn with_short_matrices<M: Module>(module: M) -> M {
+    /// For every field on the way: whether it is one of a linear layer.
+    struct Shorten(Vec<bool>);
+    impl ModuleMapper for Shorten {
+        fn enter_module(&mut self, _name: &str, container: &str) {
+            self.0.push(container == "Struct:Linear");
+        }
+
+        fn exit_module(&mut self, _name: &str, _container: &str) {
+            self.0.pop();
+        }
+
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            if D == 2 && self.0.last() == Some(&true) { shortened(param) } else { param }
+        }
+    }
+    module.map(&mut Shorten(Vec::new()))
+}
+
+/// The same parameter, held as `bf16`.
+pub fn shortened<const D: usize>(param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+    param.map(|values| values.cast(DType::BF16))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use burn::tensor::{DType, Device};
+    use crate::implementation::Impl;
+    use burn::tensor::Device;
     use rand::SeedableRng;
 
     /// Mean square and largest size of the weights of a layer of 400 inputs and 300 outputs.
@@ -103,6 +129,33 @@ mod tests {
             assert!(linear.weight.val().into_data().iter::<f32>().eq([0.0; 12]));
             assert_eq!(linear.weight.dims(), [4, 3]);
         }
+    }
+
+    #[test]
+    fn matrices_of_layers_are_shortened_and_nothing_else() {
+        let (mut rng, device) = (rand_chacha::ChaCha8Rng::seed_from_u64(1), Device::flex());
+        let mut init = LayerInit {
+            rng: Some(&mut rng),
+            kind: InitKind::Normal,
+            std: 0.1,
+            std_out: 0.1,
+            device: &device,
+            dtype: DType::F32,
+        };
+        let [first, second] = [(); 2].map(|()| Linear::new([4, 3], true, 0.1, &mut init));
+        let alone = init.tensor(vec![0.5; 6], [2, 3]);
+        let (layers, alone) = with_short_matrices((vec![first.clone(), second], alone));
+        assert_eq!(alone.val().dtype(), DType::F32);
+        for layer in &layers {
+            assert_eq!((layer.weight.val().dtype(), layer.tensors().bias.unwrap().dtype()), (DType::BF16, DType::F32));
+        }
+        let x = Tensor::<3>::ones([1, 2, 4], &device);
+        let rounded = Linear { weight: layers[0].weight.clone().map(|weight| weight.cast(DType::F32)), ..first };
+        let of = |layer: &Linear, implementation| {
+            ops::linear::linear(x.clone(), layer.tensors(), None, implementation).into_data()
+        };
+        assert_eq!(of(&layers[0], Impl::Kernel), of(&rounded, Impl::Kernel));
+        assert_eq!(of(&layers[0], Impl::Reference), of(&rounded, Impl::Reference));
     }
 
     #[test]

@@ -4,13 +4,13 @@ use crate::custom_op::{BackwardContext, CustomOp, FloatElement, OpInputs, OpOutp
 use crate::host_array::HostArray;
 use crate::implementation::{DeviceKind, Impl};
 use crate::with_element;
-use burn::tensor::{Int, Tensor, TensorData};
+use burn::tensor::{DType, Int, Tensor, TensorData};
 use kerple_core::ops::{embedding, zeros};
 
 /// Devices that have a kernel for it.
 const KERNELS: &[DeviceKind] = &[DeviceKind::Cpu];
 
-/// Rows of `table` `[V, M]` for `[B, L]` token ids.
+/// Rows of `table` `[V, M]` for `[B, L]` token ids; `f32` where the table is held as `bf16`.
 ///
 /// # Panics
 /// When the ids are not `B L` many, or one of them is not below V.
@@ -28,7 +28,8 @@ pub fn reference(table: Tensor<2>, ids: &[u32], [batch, len]: [usize; 2]) -> Ten
     let width = table.dims()[1];
     let index: Vec<i64> = ids.iter().map(|id| i64::from(*id)).collect();
     let index = Tensor::<1, Int>::from_data(TensorData::new(index, [batch * len]), &table.device());
-    table.select(0, index).reshape([batch, len, width])
+    let rows = table.select(0, index).reshape([batch, len, width]);
+    if rows.dtype() == DType::BF16 { rows.cast(DType::F32) } else { rows }
 }
 
 /// Input: the table `[V, M]`. Output: the rows of the ids, `[B, L, M]`.
@@ -42,7 +43,7 @@ impl EmbeddingOp {
     fn forward<T: FloatElement>(&self, table: &HostArray) -> HostArray {
         let width = table.shape()[1];
         let mut rows = zeros(self.ids.len() * width);
-        embedding::gather(table.slice::<T>(), &self.ids, width, &mut rows);
+        embedding::gather(table.kept::<T>(), &self.ids, width, &mut rows);
         HostArray::from_vec(rows, &[self.shape[0], self.shape[1], width])
     }
 
@@ -55,7 +56,11 @@ impl EmbeddingOp {
 
 impl CustomOp for EmbeddingOp {
     fn forward(&self, inputs: &[HostArray], _tracked: bool) -> OpOutput {
-        let output = with_element!(inputs[0], T => EmbeddingOp::forward::<T>(self, &inputs[0]));
+        let table = &inputs[0];
+        let output = match table.dtype() {
+            DType::BF16 => self.forward::<f32>(table),
+            _ => with_element!(table, T => self.forward::<T>(table)),
+        };
         OpOutput { output, saved: SavedForBackward::nothing() }
     }
 

@@ -203,7 +203,7 @@ impl GateProjectionInputs {
 
     fn linear<T: FloatElement>(self, inputs: &[HostArray]) -> Option<LinearParameters<'_, T>> {
         let (bias, precision) = (Some(inputs[self.bias].slice()), Precision::F32);
-        self.weight.map(|weight| LinearParameters { weight: inputs[weight].slice(), bias, precision })
+        self.weight.map(|weight| LinearParameters { weight: inputs[weight].kept(), bias, precision })
     }
 
     /// Logits of gates, `[B, L, H]`, of rows `[B, L, width]`.

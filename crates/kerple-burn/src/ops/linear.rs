@@ -18,7 +18,7 @@ const KERNELS: &[DeviceKind] = &[DeviceKind::Cpu];
 /// The tensors of a linear layer.
 #[derive(Clone, Debug)]
 pub struct LinearTensors {
-    /// `[in, out]`
+    /// `[in, out]`; may be held as `bf16` where nothing is trained.
     pub weight: Tensor<2>,
     /// `[out]`
     pub bias: Option<Tensor<1>>,
@@ -91,7 +91,7 @@ impl LinearInputs {
 
     pub(super) fn of<T: FloatElement>(self, inputs: &[HostArray]) -> linear::LinearParameters<'_, T> {
         linear::LinearParameters {
-            weight: inputs[self.weight].slice(),
+            weight: inputs[self.weight].kept(),
             bias: self.bias.map(|bias| inputs[bias].slice()),
             precision: self.precision,
         }

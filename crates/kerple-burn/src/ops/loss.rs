@@ -19,7 +19,7 @@ use kerple_core::ops::cross_entropy::{self, LmHeadGradients};
 
 /// What has a kernel for the loss, and for losses that are not differentiated.
 const KERNELS: &[DeviceKind] = &[DeviceKind::Cpu, DeviceKind::Gpu];
-/// What has one for the gradients of losses, each by itself.
+/// What has one for the gradients of losses, each by itself, and for logits without gradients.
 const OF_EACH: &[DeviceKind] = &[DeviceKind::Cpu];
 
 /// The tensors of the head.
@@ -27,7 +27,7 @@ const OF_EACH: &[DeviceKind] = &[DeviceKind::Cpu];
 pub struct LmHeadTensors {
     /// Before the projection.
     pub norm: NormTensors,
-    /// `[M, V]`; `[V, M]`, the embedding itself, when tied.
+    /// `[M, V]`; `[V, M]`, the embedding itself, when tied. May be held as `bf16` where nothing is trained.
     pub weight: Tensor<2>,
     /// Whether the weight is the embedding.
     pub tied: bool,
@@ -36,8 +36,13 @@ pub struct LmHeadTensors {
 }
 
 /// Logits `[B, L, V]` of `x`, `[B, L, M]`: for few positions and for tests.
-pub fn logits(x: Tensor<3>, head: LmHeadTensors) -> Tensor<3> {
-    logits_after(norm::reference(x, head.norm.clone()), head, Impl::Reference)
+pub fn logits(x: Tensor<3>, head: LmHeadTensors, implementation: Impl) -> Tensor<3> {
+    if x.is_autodiff() || !implementation.has_kernel(OF_EACH, &x) {
+        return logits_after(norm::reference(x, head.norm.clone()), head, Impl::Reference);
+    }
+    let mut inputs = OpInputs::default();
+    let end = LmHeadInputs::add(x, head, LossTargets { ids: &[], scored: None }, implementation, &mut inputs);
+    inputs.apply(LogitsOp { end })
 }
 
 /// Those of rows that the norm is behind.
@@ -160,7 +165,7 @@ impl LmHeadInputs {
     fn head<'a, T: FloatElement>(&self, inputs: &'a [HostArray]) -> cross_entropy::LmHead<'a, T> {
         cross_entropy::LmHead {
             norm: self.norm.of(inputs),
-            w: inputs[self.weight].slice(),
+            w: inputs[self.weight].kept(),
             tied: self.tied,
             bias: self.bias.map(|bias| inputs[bias].slice()),
             precision: self.implementation.precision(),
@@ -169,6 +174,33 @@ impl LmHeadInputs {
 
     fn targets(&self) -> LossTargets<'_> {
         LossTargets { ids: &self.ids, scored: self.scored.as_deref() }
+    }
+}
+
+/// Logits, of no targets.
+#[derive(Debug)]
+struct LogitsOp {
+    end: LmHeadInputs,
+}
+
+impl LogitsOp {
+    fn run<T: FloatElement>(&self, inputs: &[HostArray]) -> HostArray {
+        let x = &inputs[self.end.x];
+        let logits = cross_entropy::logits(self.end.head::<T>(inputs), x.slice());
+        let (batch, len) = (x.shape()[0], x.shape()[1]);
+        let vocab = logits.len() / (batch * len).max(1);
+        HostArray::from_vec(logits, &[batch, len, vocab])
+    }
+}
+
+impl CustomOp for LogitsOp {
+    fn forward(&self, inputs: &[HostArray], _tracked: bool) -> OpOutput {
+        let output = with_element!(inputs[self.end.x], T => self.run::<T>(inputs));
+        OpOutput { output, saved: SavedForBackward::nothing() }
+    }
+
+    fn backward(&self, _step: &BackwardContext) -> Vec<Option<HostArray>> {
+        panic!("logits alone have no gradients: train with `losses`")
     }
 }
 

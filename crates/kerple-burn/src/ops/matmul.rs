@@ -34,5 +34,7 @@ fn of_precision<const D: usize>(x: Tensor<D>, matrix: Tensor<D>, turned: bool, p
     }
     #[cfg(not(feature = "cube"))]
     let _ = precision;
+    // matrices may be held as `bf16`
+    let matrix = if matrix.dtype() == x.dtype() { matrix } else { matrix.cast(x.dtype()) };
     x.matmul(if turned { matrix.transpose() } else { matrix })
 }

@@ -101,7 +101,7 @@ impl GateInputs {
     fn logits(&self) -> Vec<f64> {
         let GateInputs::Rows { y, b, .. } = self else { return Vec::new() };
         let (weight, mut logits) = (self.weight(), Vec::new());
-        let linear = LinearParameters { weight: &weight, bias: Some(b), precision: Precision::F32 };
+        let linear = LinearParameters { weight: (&weight).into(), bias: Some(b), precision: Precision::F32 };
         linear.forward(Out::Append(&mut logits), y, weight.len() / b.len());
         logits
     }
@@ -139,7 +139,7 @@ impl GateInputs {
                 let sizes = [dims.batch, dims.keys, dims.heads];
                 let d_logits =
                     gate_cumsum::of_logits_backward(&logits, &in_clocks(*dims, d_gates), sizes, GateMap::LogSigmoid);
-                let linear = LinearParameters { weight: &weight, bias: Some(b), precision: Precision::F32 };
+                let linear = LinearParameters { weight: (&weight).into(), bias: Some(b), precision: Precision::F32 };
                 let (mut gradients, mut d_y) = (linear.gradients(width), Vec::new());
                 linear.backward(y, &d_logits, width, &mut gradients);
                 linear.backward_input(Out::Append(&mut d_y), &d_logits, width);

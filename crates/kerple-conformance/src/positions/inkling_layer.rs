@@ -222,7 +222,7 @@ impl InklingAttention {
             seen += chunk;
             let context = layer.context([*chunk, seen], Impl::Kernel);
             let nothing = ResidualBase::Beside(x.zeros_like());
-            parts.push(attention.extend(x, nothing, &context, &mut cache));
+            parts.push(attention.extend(x, nothing, &context, &mut cache, Impl::Kernel));
         }
         Ok(numbers(Tensor::cat(parts, 1)))
     }

@@ -74,6 +74,11 @@ impl Lanes for Avx2 {
         unsafe { _mm256_loadu_ps(from) }
     }
     #[inline(always)]
+    unsafe fn load_bf16(self, from: *const u16) -> __m256 {
+        // SAFETY: as for `load`.
+        unsafe { _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast())), 16)) }
+    }
+    #[inline(always)]
     unsafe fn store(self, to: *mut f32, vector: __m256) {
         // SAFETY: as for `load`.
         unsafe { _mm256_storeu_ps(to, vector) }

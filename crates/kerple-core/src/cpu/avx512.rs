@@ -39,6 +39,11 @@ impl Lanes for Avx512 {
         unsafe { _mm512_loadu_ps(from) }
     }
     #[inline(always)]
+    unsafe fn load_bf16(self, from: *const u16) -> __m512 {
+        // SAFETY: as for `load`.
+        unsafe { _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast())), 16)) }
+    }
+    #[inline(always)]
     unsafe fn store(self, to: *mut f32, vector: __m512) {
         // SAFETY: as for `load`.
         unsafe { _mm512_storeu_ps(to, vector) }

@@ -56,6 +56,11 @@ pub trait Lanes: Arithmetic {
     /// # Safety
     /// `COUNT` numbers can be read.
     unsafe fn load(self, from: *const Self::Number) -> Self::Vector;
+    /// The numbers of these bits of `bf16`.
+    ///
+    /// # Safety
+    /// `COUNT` of them can be read.
+    unsafe fn load_bf16(self, from: *const u16) -> Self::Vector;
     /// # Safety
     /// `COUNT` numbers can be written.
     unsafe fn store(self, to: *mut Self::Number, vector: Self::Vector);

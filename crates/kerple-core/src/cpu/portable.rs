@@ -70,6 +70,11 @@ impl<T: Number> Lanes for Portable<T> {
         unsafe { *from.cast() }
     }
     #[inline(always)]
+    unsafe fn load_bf16(self, from: *const u16) -> [T; 4] {
+        // SAFETY: as for `load`.
+        from_fn(|i| T::from_bf16(unsafe { *from.add(i) }))
+    }
+    #[inline(always)]
     unsafe fn store(self, to: *mut T, vector: [T; 4]) {
         // SAFETY: as for `load`.
         unsafe { *to.cast() = vector }

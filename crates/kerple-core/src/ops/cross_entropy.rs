@@ -16,6 +16,7 @@ mod top_k;
 pub use top_k::{TopK, top_k, top_k_of_row};
 
 use super::gemm::{MatmulShape, Out, add_rows, matmul, matmul_bias};
+use super::kept::KeptSlice;
 use super::layer_norm::{self, NormGradients, NormParameters, NormStats};
 use super::zeros;
 use crate::Number;
@@ -52,7 +53,7 @@ pub struct LmHead<'a, T> {
     /// Layer norm before the projection, `[M]`.
     pub norm: NormParameters<'a, T>,
     /// Projection to the vocabulary, `[M, V]`.
-    pub w: &'a [T],
+    pub w: KeptSlice<'a, T>,
     /// `w` is the embedding, `[V, M]`, and serves transposed.
     pub tied: bool,
     /// Added to the logits, `[V]`; `None` adds nothing.
@@ -121,6 +122,27 @@ impl<T: Number> LmHead<'_, T> {
         let product = MatmulShape::new(rows, self.norm.width(), v).at(self.precision);
         if self.tied { product.transpose_b() } else { product }
     }
+
+    /// Appends the logits of rows that the norm is behind.
+    fn project(&self, normed: &[T], logits: &mut Vec<T>, product: MatmulShape) {
+        let logits = Out::Append(logits);
+        match self.bias {
+            Some(bias) => matmul_bias(logits, normed, self.w, bias, product),
+            None => matmul(logits, normed, self.w, product),
+        }
+    }
+}
+
+/// Logits of all rows, `[rows, V]`, for `x`, `[rows, M]`: for few rows.
+///
+/// # Panics
+/// If a slice has the wrong size.
+pub fn logits<T: Number>(head: LmHead<'_, T>, x: &[T]) -> Vec<T> {
+    let (mut normed, mut logits) = (Vec::new(), Vec::new());
+    layer_norm::forward(head.norm, x, &mut normed);
+    let m = head.norm.width();
+    head.project(&normed, &mut logits, head.product(normed.len() / m, head.w.len() / m));
+    logits
 }
 
 /// [`forward`] with the gradients of `sum_i d_nll[i] nll[i]`; `x` is `[rows, M]`, `d_nll` is `[rows]`.
@@ -229,19 +251,15 @@ impl<T: Number> LogitChunk<T> {
     /// Takes these rows of `x` through the head.
     fn fill(&mut self, head: LmHead<'_, T>, x: &[T], rows: &[usize]) -> NormStats<T> {
         let m = head.norm.width();
-        let v = head.w.len() / m;
+        let product = head.product(rows.len(), head.w.len() / m);
         self.x.truncate(rows.len() * m);
         for made in [&mut self.normed, &mut self.logits, &mut self.d_x] {
             made.clear();
         }
         rows.iter().zip(self.x.chunks_exact_mut(m)).for_each(|(row, to)| to.copy_from_slice(&x[row * m..][..m]));
         let stats = layer_norm::forward(head.norm, &self.x, &mut self.normed);
-        let product = head.product(rows.len(), v);
-        let logits = Out::Append(&mut self.logits);
-        match head.bias {
-            Some(bias) => matmul_bias(logits, &self.normed, head.w, bias, product),
-            None => matmul(logits, &self.normed, head.w, product),
-        }
+        // a loss does not depend on how many others are made
+        head.project(&self.normed, &mut self.logits, product.among_many());
         stats
     }
 }
@@ -286,7 +304,13 @@ mod tests {
         pub(super) fn head(&self) -> LmHead<'_, T> {
             let [gamma, beta, w, bias] = &self.0;
             let norm = NormParameters { kind: RowNorm::Layer, gamma, beta: Some(beta), epsilon: 1e-2 };
-            LmHead { norm, w, tied: self.1, bias: (!bias.is_empty()).then_some(bias), precision: Precision::F32 }
+            LmHead {
+                norm,
+                w: w.into(),
+                tied: self.1,
+                bias: (!bias.is_empty()).then_some(bias),
+                precision: Precision::F32,
+            }
         }
     }
 
@@ -302,7 +326,7 @@ mod tests {
         let deviation = (x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / m as f64 + head.norm.epsilon).sqrt();
         let normed = |i| head.norm.gamma[i] * (x[i] - mean) / deviation + head.norm.beta.unwrap()[i];
         let logit = |j| {
-            (0..m).map(|i| normed(i) * head.w[if head.tied { j * m + i } else { i * v + j }]).sum::<f64>()
+            (0..m).map(|i| normed(i) * head.w.at(if head.tied { j * m + i } else { i * v + j })).sum::<f64>()
                 + head.bias.map_or(0.0, |bias| bias[j])
         };
         (0..v).map(logit).collect()

@@ -1,6 +1,7 @@
 //! Rows of a table by number, and the gradient of that.
 
 use super::ROWS_PER_TASK;
+use super::kept::KeptSlice;
 use crate::Number;
 use crate::cpu::reduce;
 use crate::elements;
@@ -15,11 +16,12 @@ const ENOUGH_TASKS: usize = 8;
 ///
 /// # Panics
 /// If a slice has the wrong size, M is 0, or an id is not below V.
-pub fn gather<T: Number>(table: &[T], ids: &[u32], m: usize, rows: &mut [T]) {
+pub fn gather<'t, T: Number>(table: impl Into<KeptSlice<'t, T>>, ids: &[u32], m: usize, rows: &mut [T]) {
+    let table = table.into();
     check_ids(table.len(), ids, m, rows.len());
     for_each_task(rows.chunks_mut(ROWS_PER_TASK * m).zip(ids.chunks(ROWS_PER_TASK)), |_, (rows, ids)| {
         for (row, id) in rows.chunks_exact_mut(m).zip(ids) {
-            row.copy_from_slice(&table[*id as usize * m..][..m]);
+            table.part(*id as usize * m..(*id as usize + 1) * m).write_to(row);
         }
     });
 }

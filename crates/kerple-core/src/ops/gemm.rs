@@ -19,12 +19,14 @@
 
 mod bf16;
 mod blocks;
+mod few_rows;
 mod kernel;
 mod panels;
 
 pub use blocks::matmul_blocks;
 
-use super::ROWS_PER_TASK;
+use super::kept::KeptSlice;
+use super::{ROWS_PER_TASK, zeros};
 use crate::Number;
 use crate::cpu::{Bf16Unit, reduce};
 use crate::precision::Precision;
@@ -73,12 +75,14 @@ pub struct MatmulShape {
     a_is_transposed: bool,
     b_is_transposed: bool,
     precision: Precision,
+    among_many: bool,
 }
 
 impl MatmulShape {
     /// `c = a b`.
     pub fn new(m: usize, k: usize, n: usize) -> MatmulShape {
-        MatmulShape { m, k, n, a_is_transposed: false, b_is_transposed: false, precision: Precision::F32 }
+        let (a_is_transposed, b_is_transposed, among_many) = (false, false, false);
+        MatmulShape { m, k, n, a_is_transposed, b_is_transposed, precision: Precision::F32, among_many }
     }
 
     /// The slice of the left factor holds `[k, m]`.
@@ -95,6 +99,20 @@ impl MatmulShape {
     /// 32 rows and columns or more and sums 32 terms: rounding costs more than smaller products.
     pub fn at(self, precision: Precision) -> MatmulShape {
         MatmulShape { precision, ..self }
+    }
+
+    /// Few rows as if they were among many, whose sums are added up in another order.
+    pub fn among_many(self) -> MatmulShape {
+        MatmulShape { among_many: true, ..self }
+    }
+
+    /// Whether it is made by one reading of the right factor.
+    fn is_of_few_rows(self) -> bool {
+        !self.among_many
+            && !self.a_is_transposed
+            && (1..=few_rows::MOST_ROWS).contains(&self.m)
+            && self.k > 0
+            && self.n > 0
     }
 
     /// Whether factors of this type are rounded.
@@ -145,15 +163,34 @@ impl<'a, T> Out<'a, T> {
     }
 }
 
+/// Columns of a right factor of this product, of which no others are kept: `[columns, k]` if it is transposed, else `[k, columns]`.
+fn columns_of<T: Number>(b: KeptSlice<T>, columns: Range<usize>, product: MatmulShape) -> Vec<T> {
+    let (MatmulShape { k, n, .. }, width) = (product, columns.len());
+    let mut found = zeros(k * width);
+    if product.b_is_transposed {
+        b.part(columns.start * k..columns.end * k).write_to(&mut found);
+    } else {
+        for (row, found) in found.chunks_exact_mut(width).enumerate() {
+            b.part(row * n + columns.start..row * n + columns.end).write_to(found);
+        }
+    }
+    found
+}
+
 /// Writes `op(a) op(b)` to `c`, on the current rayon pool.
 ///
 /// # Panics
 /// If a slice has the wrong size.
-pub fn matmul<T: Number>(c: Out<'_, T>, a: &[T], b: &[T], product: MatmulShape) {
+pub fn matmul<'b, T: Number>(c: Out<'_, T>, a: &[T], b: impl Into<KeptSlice<'b, T>>, product: MatmulShape) {
+    let b = b.into();
     let MatmulShape { m, k, n, a_is_transposed, b_is_transposed, .. } = product;
     let is_gradient = a_is_transposed && !b_is_transposed && k >= WORTH_PANELS;
     // elsewhere the kernels of the `gemm` crate are the better ones
-    if cfg!(target_arch = "x86_64") && is_gradient && !product.rounds::<T>() {
+    if cfg!(target_arch = "x86_64")
+        && is_gradient
+        && !product.rounds::<T>()
+        && let KeptSlice::Exact(b) = b
+    {
         check_shape!(a, k = k, m = m);
         check_shape!(b, k = k, n = n);
         // SAFETY: the factors and the result have these sizes, and this call alone writes it.
@@ -166,7 +203,13 @@ pub fn matmul<T: Number>(c: Out<'_, T>, a: &[T], b: &[T], product: MatmulShape) 
 ///
 /// # Panics
 /// If a slice has the wrong size.
-pub fn matmul_bias<T: Number>(c: Out<'_, T>, a: &[T], b: &[T], bias: &[T], product: MatmulShape) {
+pub fn matmul_bias<'b, T: Number>(
+    c: Out<'_, T>,
+    a: &[T],
+    b: impl Into<KeptSlice<'b, T>>,
+    bias: &[T],
+    product: MatmulShape,
+) {
     let n = product.n;
     check_shape!(bias, n = n);
     matmul_then(c, None::<&mut Vec<T>>, a, b, product, |_, columns, c, _| reduce::add(c, &bias[columns]));
@@ -178,14 +221,15 @@ pub fn matmul_bias<T: Number>(c: Out<'_, T>, a: &[T], b: &[T], bias: &[T], produ
 ///
 /// # Panics
 /// If a slice has the wrong size.
-pub fn matmul_then<T: Number, U: Copy + Default + Send>(
+pub fn matmul_then<'b, T: Number, U: Copy + Default + Send>(
     c: Out<'_, T>,
     beside: Option<&mut Vec<U>>,
     a: &[T],
-    b: &[T],
+    b: impl Into<KeptSlice<'b, T>>,
     product: MatmulShape,
     finish: impl Fn(usize, Range<usize>, &mut [T], &mut [U]) + Sync,
 ) {
+    let b = b.into();
     let MatmulShape { m, k, n, .. } = product;
     check_shape!(a, m = m, k = k);
     check_shape!(b, k = k, n = n);
@@ -300,19 +344,26 @@ impl<T: Copy + Default> OutMatrix<T> {
 /// The factors of a product.
 enum Factors<'a, T> {
     /// As they are.
-    Exact { a: &'a [T], b: &'a [T], product: MatmulShape },
+    Exact { a: &'a [T], b: KeptSlice<'a, T>, product: MatmulShape },
     /// Copies of `f32`.
     Rounded(RoundedFactors),
+    /// Their product, `[m, n]`.
+    Multiplied { product: Vec<T>, n: usize },
 }
 
 impl<'a, T: Number> Factors<'a, T> {
     /// Those of a product, and the rows and columns of its blocks, which were to have so many.
-    fn new(a: &'a [T], b: &'a [T], product: MatmulShape, block: (usize, usize)) -> (Self, [usize; 2]) {
+    fn new(a: &'a [T], b: KeptSlice<'a, T>, product: MatmulShape, block: (usize, usize)) -> (Self, [usize; 2]) {
+        let MatmulShape { m, n, .. } = product;
+        if product.is_of_few_rows() {
+            return (Factors::Multiplied { product: few_rows::multiply(a, b, product), n }, [m, n]);
+        }
         if !product.rounds::<T>() {
             return (Factors::Exact { a, b, product }, block.into());
         }
+        let b = b.values();
         // SAFETY: only `f32` is rounded.
-        let [a, b] = [a, b].map(|factor| unsafe { std::slice::from_raw_parts(factor.as_ptr().cast(), factor.len()) });
+        let [a, b] = [a, &b].map(|factor| unsafe { std::slice::from_raw_parts(factor.as_ptr().cast(), factor.len()) });
         let block = [block.0, block.1].map(|side| side.next_multiple_of(bf16::BLOCK));
         (Factors::Rounded(RoundedFactors::new(Bf16Unit::current(), a, b, product)), block)
     }
@@ -331,21 +382,39 @@ impl<'a, T: Number> Factors<'a, T> {
                 // SAFETY: the caller's promise; only `f32` is rounded.
                 return unsafe { factors.multiply_block(c, rows, columns) };
             }
+            Factors::Multiplied { product, n } => {
+                for (to, row) in rows.enumerate() {
+                    let from = &product[row * n..][columns.clone()];
+                    // SAFETY: the caller's promise.
+                    unsafe {
+                        let to = c.start.add(to * c.row_stride);
+                        match c.accumulate {
+                            true => reduce::add(std::slice::from_raw_parts_mut(to, from.len()), from),
+                            false => std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()),
+                        }
+                    }
+                }
+                return;
+            }
         };
         let MatmulShape { m, k, n, a_is_transposed, b_is_transposed, .. } = *product;
         let (a_row, a_column) = if a_is_transposed { (1, m) } else { (k, 1) };
-        let (b_row, b_column) = if b_is_transposed { (1, k) } else { (n, 1) };
         // with k = 0 the factors have no elements, and the starts of their blocks may lie outside of them: `wrapping_add`
         let a = GemmFactor {
             start: a.as_ptr().wrapping_add(rows.start * a_row),
             row_stride: a_row,
             column_stride: a_column,
         };
-        let b = GemmFactor {
-            start: b.as_ptr().wrapping_add(columns.start * b_column),
-            row_stride: b_row,
-            column_stride: b_column,
+        let long;
+        let (start, width) = match b {
+            KeptSlice::Exact(b) => (b.as_ptr().wrapping_add(columns.start * if b_is_transposed { k } else { 1 }), n),
+            KeptSlice::Bf16(_) => {
+                long = columns_of(*b, columns.clone(), *product);
+                (long.as_ptr(), columns.len())
+            }
         };
+        let (row_stride, column_stride) = if b_is_transposed { (1, k) } else { (width, 1) };
+        let b = GemmFactor { start, row_stride, column_stride };
         // SAFETY: by the caller's promise every element the kernel touches lies in its matrix, and it alone writes the block.
         unsafe { kernel::multiply([rows.len(), k, columns.len()], c, a, b) };
     }
@@ -374,6 +443,7 @@ mod tests {
     use super::*;
     use crate::cpu::InstructionSet;
     use crate::cpu::tests::on_every_set;
+    use crate::ops::kept::KeptRows;
     use crate::ops::testing::{assert_same_at_any_threads, random, single};
     use proptest::prelude::*;
 
@@ -415,6 +485,21 @@ mod tests {
         #[test]
         fn product_equals_plain_loops(m in 0usize..40, k in 0usize..40, n in 0usize..40, seed: u64) {
             check_against_plain(m, k, n, seed % 1000);
+        }
+    }
+
+    /// Blocks of many columns and of few, and few rows.
+    #[test]
+    fn short_factors_are_the_numbers_they_stand_for() {
+        for (m, k, n) in [(1, 70, 1500), (5, 300, 64), (20, 40, 30), (400, 20, 131), (40, 33, 1700), (3, 0, 4)] {
+            let (a, b) = (single(&random(m * k, 1)), KeptRows::of(single(&random(k * n, 2)), Precision::Bf16));
+            let product = MatmulShape::new(m, k, n);
+            for product in [product, product.transpose_b(), product.at(Precision::Bf16)] {
+                let (mut short, mut long) = (Vec::new(), Vec::new());
+                matmul(Out::Append(&mut short), &a, b.all(), product);
+                matmul(Out::Append(&mut long), &a, &*b.values(), product);
+                assert_eq!(short, long, "{product:?}");
+            }
         }
     }
 

@@ -1,7 +1,8 @@
-//! Rows that a forward keeps for its backward, in half the memory where products multiply `bf16`.
+//! Numbers that are kept as `bf16`, in half the memory: rows for a backward where products multiply `bf16`, and matrices of layers.
 
 use super::append;
 use crate::Number;
+use crate::check_shape;
 use crate::cpu::vectorized;
 use crate::precision::Precision;
 use crate::tiles::workers::for_each_task;
@@ -21,7 +22,7 @@ pub enum KeptRows<T> {
     Bf16(Vec<u16>),
 }
 
-/// Some of them.
+/// Some of them, or a matrix.
 #[derive(Clone, Copy, Debug)]
 pub enum KeptSlice<'a, T> {
     /// As they are.
@@ -83,9 +84,77 @@ impl<T: Number> KeptRows<T> {
 
     /// All of them.
     pub fn values(&self) -> Cow<'_, [T]> {
+        self.all().values()
+    }
+
+    /// All of them, as they are kept.
+    pub fn all(&self) -> KeptSlice<'_, T> {
         match self {
-            KeptRows::Exact(values) => Cow::Borrowed(values),
-            KeptRows::Bf16(short) => {
+            KeptRows::Exact(values) => KeptSlice::Exact(values),
+            KeptRows::Bf16(values) => KeptSlice::Bf16(values),
+        }
+    }
+
+    /// Those in this range.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn slice(&self, range: Range<usize>) -> KeptSlice<'_, T> {
+        self.all().part(range)
+    }
+}
+
+impl<'a, T> From<&'a [T]> for KeptSlice<'a, T> {
+    fn from(values: &'a [T]) -> Self {
+        KeptSlice::Exact(values)
+    }
+}
+
+impl<'a, T> From<&'a Vec<T>> for KeptSlice<'a, T> {
+    fn from(values: &'a Vec<T>) -> Self {
+        KeptSlice::Exact(values)
+    }
+}
+
+impl<'a, T, const N: usize> From<&'a [T; N]> for KeptSlice<'a, T> {
+    fn from(values: &'a [T; N]) -> Self {
+        KeptSlice::Exact(values)
+    }
+}
+
+/// Numbers that are read at once: a few cache lines on the stack.
+pub(super) const READ: usize = 256;
+
+impl<'a, T: Number> KeptSlice<'a, T> {
+    /// How many there are.
+    pub fn len(self) -> usize {
+        match self {
+            KeptSlice::Exact(values) => values.len(),
+            KeptSlice::Bf16(values) => values.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(self) -> bool {
+        self.len() == 0
+    }
+
+    /// One of them.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn at(self, place: usize) -> T {
+        match self {
+            KeptSlice::Exact(values) => values[place],
+            KeptSlice::Bf16(values) => T::from_bf16(values[place]),
+        }
+    }
+
+    /// The numbers.
+    pub fn values(self) -> Cow<'a, [T]> {
+        match self {
+            KeptSlice::Exact(values) => Cow::Borrowed(values),
+            KeptSlice::Bf16(short) => {
                 let mut values = Vec::new();
                 append(&mut values, short.len(), PIECE, short.chunks(PIECE), |_, to, from| lengthen(from, to));
                 Cow::Owned(values)
@@ -97,18 +166,25 @@ impl<T: Number> KeptRows<T> {
     ///
     /// # Panics
     /// If there are fewer.
-    pub fn slice(&self, range: Range<usize>) -> KeptSlice<'_, T> {
+    pub fn part(self, range: Range<usize>) -> KeptSlice<'a, T> {
         match self {
-            KeptRows::Exact(values) => KeptSlice::Exact(&values[range]),
-            KeptRows::Bf16(values) => KeptSlice::Bf16(&values[range]),
+            KeptSlice::Exact(values) => KeptSlice::Exact(&values[range]),
+            KeptSlice::Bf16(values) => KeptSlice::Bf16(&values[range]),
         }
     }
-}
 
-/// Numbers that are read at once: a few cache lines on the stack.
-pub(super) const READ: usize = 256;
+    /// Writes the numbers, by the calling thread.
+    ///
+    /// # Panics
+    /// If there is no room of this size.
+    pub(super) fn write_to(self, to: &mut [T]) {
+        check_shape!(to, numbers = self.len());
+        match self {
+            KeptSlice::Exact(values) => to.copy_from_slice(values),
+            KeptSlice::Bf16(short) => lengthen(short, to),
+        }
+    }
 
-impl<'a, T: Number> KeptSlice<'a, T> {
     /// The numbers in a range of at most [`READ`], in this room if they are not there as they are.
     ///
     /// # Panics

@@ -5,6 +5,7 @@
 //! ```
 
 use super::gemm::{MatmulShape, Out, add_rows, matmul, matmul_bias, matmul_then};
+use super::kept::{KeptRows, KeptSlice};
 use super::zeros;
 use crate::Number;
 use crate::check_shape;
@@ -17,7 +18,7 @@ use std::ops::Range;
 #[derive(Clone, Copy, Debug)]
 pub struct LinearParameters<'a, T> {
     /// `[inputs, outputs]`
-    pub weight: &'a [T],
+    pub weight: KeptSlice<'a, T>,
     /// `[outputs]`; `None` adds nothing.
     pub bias: Option<&'a [T]>,
     /// What its products and those of its gradients multiply, see [`MatmulShape::at`].
@@ -28,16 +29,16 @@ pub struct LinearParameters<'a, T> {
 #[derive(Clone, Debug)]
 pub struct LinearSlice<'a, T> {
     /// `[inputs, outputs]`
-    weight: Vec<T>,
+    weight: KeptRows<T>,
     /// `[outputs]`
     bias: Option<&'a [T]>,
     precision: Precision,
 }
 
-impl<T> LinearSlice<'_, T> {
+impl<T: Number> LinearSlice<'_, T> {
     /// As a layer.
     pub fn as_linear(&self) -> LinearParameters<'_, T> {
-        LinearParameters { weight: &self.weight, bias: self.bias, precision: self.precision }
+        LinearParameters { weight: self.weight.all(), bias: self.bias, precision: self.precision }
     }
 }
 
@@ -56,8 +57,14 @@ impl<'a, T: Number> LinearParameters<'a, T> {
     /// # Panics
     /// As [`LinearParameters::outputs`], or if there are fewer.
     pub fn part(&self, inputs: usize, outputs: Range<usize>) -> LinearSlice<'a, T> {
-        let rows = self.weight.chunks_exact(self.outputs(inputs).max(1));
-        let weight = rows.flat_map(|row| &row[outputs.clone()]).copied().collect();
+        fn columns<N: Copy>(matrix: &[N], of: usize, columns: &Range<usize>) -> Vec<N> {
+            matrix.chunks_exact(of.max(1)).flat_map(|row| &row[columns.clone()]).copied().collect()
+        }
+        let of = self.outputs(inputs);
+        let weight = match self.weight {
+            KeptSlice::Exact(weight) => KeptRows::Exact(columns(weight, of, &outputs)),
+            KeptSlice::Bf16(weight) => KeptRows::Bf16(columns(weight, of, &outputs)),
+        };
         LinearSlice { weight, bias: self.bias.map(|bias| &bias[outputs]), precision: self.precision }
     }
 
@@ -168,7 +175,7 @@ mod tests {
     fn plain(linear: LinearParameters<'_, f64>, x: &[f64], inputs: usize) -> Vec<f64> {
         let outputs = linear.outputs(inputs);
         let element = |row: &[f64], j: usize| {
-            let sum: f64 = row.iter().enumerate().map(|(i, x)| x * linear.weight[i * outputs + j]).sum();
+            let sum: f64 = row.iter().enumerate().map(|(i, x)| x * linear.weight.at(i * outputs + j)).sum();
             sum + linear.bias.map_or(0.0, |bias| bias[j])
         };
         x.chunks(inputs).flat_map(|row| (0..outputs).map(|j| element(row, j)).collect::<Vec<_>>()).collect()
@@ -180,7 +187,7 @@ mod tests {
         fn equals_plain_and_its_differences(rows in 0usize..9, i in 1usize..8, o in 1usize..8, biased: bool, seed in 0u64..1000) {
             let (weight, bias, x) = (random(i * o, seed), random(o, seed + 1), random(rows * i, seed + 2));
             let (d_y, base) = (random(rows * o, seed + 3), random(rows * o, seed + 4));
-            let linear = LinearParameters { weight: &weight, bias: biased.then_some(&bias[..]), precision: Precision::F32 };
+            let linear = LinearParameters { weight: (&weight).into(), bias: biased.then_some(&bias[..]), precision: Precision::F32 };
             let (mut y, mut onto, mut d_x) = (Vec::new(), Vec::new(), Vec::new());
             linear.forward(Out::Append(&mut y), &x, i);
             linear.forward_onto(Out::Append(&mut onto), &x, i, &base);
@@ -204,7 +211,7 @@ mod tests {
             gradients.finish(i * o);
             let loss = |linear: LinearParameters<'_, f64>, x: &[f64]| plain(linear, x, i).iter().zip(&d_y).map(|(y, d)| y * d).sum::<f64>();
             assert_gradient("d_x", &x, &d_x, |x| loss(linear, x));
-            assert_gradient("d_weight", &weight, &gradients.d_weight, |weight| loss(LinearParameters { weight, ..linear }, &x));
+            assert_gradient("d_weight", &weight, &gradients.d_weight, |weight| loss(LinearParameters { weight: weight.into(), ..linear }, &x));
             prop_assert_eq!(gradients.d_bias.is_some(), biased);
             if let Some(d_bias) = &gradients.d_bias {
                 assert_gradient("d_bias", &bias, d_bias, |bias| loss(LinearParameters { bias: Some(bias), ..linear }, &x));

@@ -5,6 +5,7 @@ use super::adam::{self, AdamWUpdate};
 use super::cross_entropy::{self, LmHead, LossTargets};
 use super::embedding::{gather, scatter_add};
 use super::gemm::{MatmulShape, Out, add_rows, matmul};
+use super::kept::KeptSlice;
 use super::layer_norm::{self, EPSILON, NormGradients, NormParameters, RowNorm};
 use super::linear::LinearParameters;
 use super::mlp::{self, MlpParameters, MlpResidual};
@@ -47,7 +48,11 @@ fn threads_do_not_change_bits_of_a_block() {
     let [gamma, beta, b2] = [3, 4, 5].map(|seed| values(M, seed));
     let (w1, b1, w2) = (values(M * F, 6), values(F, 7), values(F * M, 8));
     let norm = NormParameters { kind: RowNorm::Layer, gamma: &gamma, beta: Some(&beta), epsilon: EPSILON };
-    let linear = |weight, bias| LinearParameters { weight, bias: Some(bias), precision: Precision::F32 };
+    let linear = |weight, bias| LinearParameters {
+        weight: KeptSlice::Exact(weight),
+        bias: Some(bias),
+        precision: Precision::F32,
+    };
     let (up, down) = (linear(&w1[..], &b1[..]), linear(&w2[..], &b2[..]));
     let (activation, residual) = (Activation::Gelu, MlpResidual::Input);
     let block = MlpParameters { norm, up, gate: None, down, activation, factors: None, residual };
@@ -70,7 +75,7 @@ fn threads_do_not_change_bits_of_the_ends() {
     let (w, bias, ids) = (values(M * V, 6), values(V, 7), ids());
     let norm = NormParameters { kind: RowNorm::Layer, gamma: &gamma, beta: Some(&beta), epsilon: EPSILON };
     assert_same_at_any_threads(|| {
-        let head = LmHead { norm, w: &w, tied: false, bias: Some(&bias), precision: Precision::F32 };
+        let head = LmHead { norm, w: (&w).into(), tied: false, bias: Some(&bias), precision: Precision::F32 };
         let targets = LossTargets { ids: &ids, scored: None };
         let (nll, gradients) = cross_entropy::forward_backward(head, &x, targets, &d_nll);
         let (mut rows, mut d_table) = (vec![0.0; ROWS * M], vec![0.0; V * M]);

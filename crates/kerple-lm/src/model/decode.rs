@@ -95,7 +95,7 @@ impl Decoder {
                 .collect();
             x = block.extend_each(x, places, self.trunk.implementation);
         }
-        let logits = loss::logits(x, self.output());
+        let logits = loss::logits(x, self.output(), self.trunk.implementation);
         let vocab = logits.dims()[2];
         numbers(logits).chunks_exact(vocab).map(<[f32]>::to_vec).collect()
     }
@@ -121,7 +121,7 @@ impl Decoder {
         if !self.trunk.blocks.iter().all(|block| block.attention.is_linear()) {
             let x = self.hidden(TokenBatch { ids, batch: 1, len, documents: None }, &pass);
             let found = self.predicted(x.clone(), ids, 0..len, count);
-            let last = numbers(loss::logits(x.narrow(1, len - 1, 1), self.output()));
+            let last = numbers(loss::logits(x.narrow(1, len - 1, 1), self.output(), self.trunk.implementation));
             if keep {
                 self.decode(ids, sequence);
             }
@@ -134,7 +134,11 @@ impl Decoder {
             let tokens = TokenBatch { ids: &ids[piece.clone()], batch: 1, len: piece.len(), documents: None };
             let x = self.extend_caches(tokens, &mut sequence.caches, &sequence.pass);
             if piece.end == len {
-                last = numbers(loss::logits(x.clone().narrow(1, piece.len() - 1, 1), self.output()));
+                last = numbers(loss::logits(
+                    x.clone().narrow(1, piece.len() - 1, 1),
+                    self.output(),
+                    self.trunk.implementation,
+                ));
             }
             let TopK { target_nll, ids, nll } = self.predicted(x, ids, piece, count);
             all.target_nll.extend(target_nll);

@@ -138,6 +138,22 @@ impl Hardware {
         Ok(cpu.on(self.device, opened).with_precision(self.precision))
     }
 
+    /// The same to generate with. A processor may hold matrices as `bf16` whether or not it has instructions for them.
+    ///
+    /// # Errors
+    /// As [`Hardware::runtime`].
+    pub fn runtime_to_generate(&self) -> Result<Runtime, CommandError> {
+        match self.holds_short_matrices() && Bf16Unit::current() == Bf16Unit::Portable {
+            true => Hardware { device: self.device, precision: Precision::F32 }.runtime(),
+            false => self.runtime(),
+        }
+    }
+
+    /// Whether models that generate hold their matrices as `bf16`.
+    pub fn holds_short_matrices(&self) -> bool {
+        self.device == DeviceName::Cpu && self.precision == Precision::Bf16
+    }
+
     /// Refuses precisions that this processor is not faster with.
     fn check_cpu_precision(&self, unit: Bf16Unit) -> Result<(), CommandError> {
         match self.precision {

@@ -1,7 +1,7 @@
 //! `kerple sample RUN`
 
 use super::music::MusicSampler;
-use super::{remark_on_horizon, remark_on_kernels, stop_flag_saying};
+use super::{load_to_generate, remark_on_horizon, remark_on_kernels, stop_flag_saying};
 use crate::args::SampleArgs;
 use crate::command_error::{CommandError, CommandResult};
 use crate::output::{self, remarkln};
@@ -26,9 +26,7 @@ pub fn run(args: &SampleArgs) -> CommandResult {
         "use 0.9 to sample from the likeliest tokens that hold 90 % of the probability, 1 for all tokens",
     )?;
     let run = RunFolder::new(&args.run);
-    let runtime = args.hardware.runtime()?;
-    let TrainedModel { plan, model, notes, .. } = run.load(&runtime.device, false)?;
-    let mut model = model.with_implementation(runtime.implementation);
+    let (_, TrainedModel { plan, mut model, notes, .. }) = load_to_generate(&run, &args.hardware)?;
     if let Some(scaling) = args.rope_scaling {
         super::eval::scale(&mut model.trunk.encoding, scaling)?;
         plan.check_evaluated(model.trunk.encoding.encoding())?;

@@ -1,6 +1,6 @@
 //! `kerple serve RUN`
 
-use super::stop_flag_saying;
+use super::{load_to_generate, stop_flag_saying};
 use crate::args::ServeArgs;
 use crate::command_error::{CommandError, CommandResult};
 use crate::output::{remarkln, resultln};
@@ -12,9 +12,8 @@ use std::path::Path;
 /// Serves a trained run until it is stopped.
 pub fn run(args: &ServeArgs) -> CommandResult {
     let address = address(args)?;
-    let (runtime, run) = (args.hardware.runtime()?, RunFolder::new(&args.run));
-    let TrainedModel { plan, state, model, notes } = run.load(&runtime.device, false)?;
-    let model = model.with_implementation(runtime.implementation);
+    let run = RunFolder::new(&args.run);
+    let (runtime, TrainedModel { plan, state, model, notes }) = load_to_generate(&run, &args.hardware)?;
     notes.iter().for_each(|note| remarkln!("note: {note}"));
     let tokenizer = run.tokenizer(&plan)?;
     let special = run.special_tokens_of(&tokenizer)?;

@@ -44,7 +44,7 @@ pub fn likeliest(
 
 /// The reference of [`likeliest`].
 pub fn reference(x: Tensor<3>, head: LmHeadTensors, targets: LossTargets, count: usize) -> TopK<f64> {
-    let logits = logits(x, head);
+    let logits = logits(x, head, Impl::Reference);
     let vocab = logits.dims()[2];
     let logits: Vec<f64> = logits.into_data().iter::<f64>().collect();
     let count = count.min(vocab);

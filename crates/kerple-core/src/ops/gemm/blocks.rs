@@ -3,6 +3,7 @@
 use super::{ENOUGH_BLOCKS, FEWEST_FINISHED_ROWS, Factors, MOST_ROWS, MatmulShape, Out, OutBlock, TILE_ROWS, write};
 use crate::Number;
 use crate::check_shape;
+use crate::ops::kept::KeptSlice;
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -12,13 +13,14 @@ use std::ops::Range;
 ///
 /// # Panics
 /// If a slice has the wrong size, or blocks no columns.
-pub fn matmul_blocks<T: Number, R: Send>(
+pub fn matmul_blocks<'b, T: Number, R: Send>(
     a: &[T],
-    b: &[T],
+    b: impl Into<KeptSlice<'b, T>>,
     product: MatmulShape,
     columns: usize,
     take: impl Fn(Range<usize>, Range<usize>, &mut [T]) -> R + Sync,
 ) -> Vec<R> {
+    let b = b.into();
     let MatmulShape { m, k, n, .. } = product;
     check_shape!(a, m = m, k = k);
     check_shape!(b, k = k, n = n);

@@ -40,7 +40,7 @@ impl<T: Number> Owned<T> {
         let [gamma, beta, w1, b1, w2, b2, w3, b3] = &self.values;
         let (Choice { gated, biases, activation, kind, dropout, residual }, precision) = (self.choice, self.precision);
         let linear = |weight: &'a Vec<T>, bias: &'a Vec<T>| LinearParameters {
-            weight,
+            weight: weight.into(),
             bias: biases.then_some(&bias[..]),
             precision,
         };
@@ -84,7 +84,7 @@ fn plain(mlp: MlpParameters<'_, f64>, x: &[f64]) -> Vec<f64> {
         let deviation = (row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / m as f64 + mlp.norm.epsilon).sqrt();
         let normed = |i| mlp.norm.gamma[i] * (row[i] - mean) / deviation + at(mlp.norm.beta, i);
         let linear = |l: LinearParameters<'_, f64>, j: usize| {
-            at(l.bias, j) + (0..m).map(|i| normed(i) * l.weight[i * f + j]).sum::<f64>()
+            at(l.bias, j) + (0..m).map(|i| normed(i) * l.weight.at(i * f + j)).sum::<f64>()
         };
         let act = |h: f64| {
             let mut a = [0.0];
@@ -102,7 +102,7 @@ fn plain(mlp: MlpParameters<'_, f64>, x: &[f64]) -> Vec<f64> {
             MlpResidual::Normed => normed(i),
             MlpResidual::Beside(base) => base[r * m + i],
         };
-        let out = |i: usize| (0..f).map(|j| a[j] * mlp.down.weight[j * m + i]).sum::<f64>();
+        let out = |i: usize| (0..f).map(|j| a[j] * mlp.down.weight.at(j * m + i)).sum::<f64>();
         y.extend((0..m).map(|i| base(i) + at(mlp.down.bias, i) + out(i)));
     }
     y
