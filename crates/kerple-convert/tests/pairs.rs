@@ -294,11 +294,14 @@ fn special_tokens_are_tokens_with_rows() {
     many["model"]["vocab"]["<unk>"] = json!(300);
     many["added_tokens"] = json!([]);
     let copy = ModelCopy::of(HF)
-        .configured(json!({ "eos_token_id": 2 }))
+        .configured(json!({ "eos_token_id": [2, 3], "hidden_dropout": 0.1, "attention_dropout": 0.0 }))
         .with("tokenizer.json", &many)
         .with("tokenizer_config.json", &json!({ "eos_token": "w250", "bos_token": "w1" }));
     fs::remove_file(copy.file("generation_config.json")).unwrap();
-    says(&copy.notes(), &["has 301 tokens, but the embedding has 192 rows", "eos_token `w250`", "is ignored"]);
+    let first = "generation stops at each of eos_token_id [2, 3]; documents end with the first, `w2` (2)";
+    let dropout = "leaves out the dropout of training, hidden_dropout = 0.1; to train";
+    let rows = "has 301 tokens, but the embedding has 192 rows";
+    says(&copy.notes(), &[rows, "eos_token `w250`", "is ignored", first, dropout]);
     let (run, plan) = (RunFolder::new(copy.out()), RunFolder::new(copy.out()).existing_plan().unwrap());
     assert_eq!((plan.data_info.vocab_size, plan.model.vocab_size), (192, 192));
     assert_eq!(run.tokenizer(&plan).unwrap().vocab_size(), 301);

@@ -153,7 +153,10 @@ pub fn prepare(options: &PrepareOptions, progress: &mut dyn FnMut(&PrepareProgre
     let music = Representation::named(&options.tokenizer);
     if options.augment > MOST_COPIES {
         return Err(Error::refused(
-            format!("{} altered copies of each piece are too many; the limit is {MOST_COPIES}", options.augment),
+            format!(
+                "--augment {} is out of range; up to {MOST_COPIES} copies of each piece can be made",
+                options.augment
+            ),
             "use fewer: a piece of pop piano has 13 transpositions",
         ));
     }
@@ -171,10 +174,10 @@ pub fn prepare(options: &PrepareOptions, progress: &mut dyn FnMut(&PrepareProgre
         None if options.augment > 0 => {
             return Err(Error::refused(
                 format!(
-                    "{} altered copies need a music tokenizer; `{}` is not one",
+                    "--augment {}: only music is augmented; `{}` is not a tokenizer of music",
                     options.augment, options.tokenizer
                 ),
-                "leave the altered copies out, or choose `remi` or `groove`",
+                "omit --augment, or choose --tokenizer remi or groove",
             ));
         }
         None => {}

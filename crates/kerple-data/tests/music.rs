@@ -85,7 +85,7 @@ fn copies_are_only_trained_on() {
     assert_eq!((&many.valid, &many.test), (&one.valid, &one.test));
     assert!(many.assignment.ends_with("4 altered copies of each training piece"), "{}", many.assignment);
     let error = run(&input, &folder.path().join("none"), "byte", 4).unwrap_err();
-    assert!(error.to_string().contains("need a music tokenizer") && error.is_misuse(), "{error}");
+    assert!(error.to_string().contains("--augment 4: only music is augmented") && error.is_misuse(), "{error}");
 }
 
 #[test]
@@ -168,7 +168,7 @@ fn copies_and_skips_have_limits() {
     piece(1).write(&folder.path().join("a.mid")).unwrap();
     let out = folder.path().join("out");
     let error = run(folder.path(), &out, "remi", u64::MAX).unwrap_err();
-    assert!(error.is_misuse() && error.to_string().contains("the limit is 1000"), "{error}");
+    assert!(error.is_misuse() && error.to_string().contains("up to 1000 copies"), "{error}");
     let inputs = Sources::paths(&[folder.path()]);
     let options = PrepareOptions { max_bad_documents: 1 << 40, ..PrepareOptions::new(inputs, &out) };
     assert!(prepare(&options, &mut |_| {}).unwrap_err().to_string().contains("up to 10000"));

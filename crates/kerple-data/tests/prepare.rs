@@ -331,7 +331,7 @@ fn errors_name_what_is_wrong() {
     insta::assert_snapshot!(tokenizer("bpe:18446744073709551615"), @"tokenizer `bpe:18446744073709551615`: a vocabulary has at most 4194304 tokens");
     insta::assert_snapshot!(tokenizer("bpe:100000"), @"bpe:100000 is too large: the text has repeated pairs for 305 tokens only");
     insta::assert_snapshot!(tokenizer("none.json"), @"tokenizer `none.json`: no such file");
-    insta::assert_snapshot!(failure(|_, options| options.split = [1.0, 0.0, 0.1]), @"the shares 1, 0, 0.1 must all be greater than 0");
+    insta::assert_snapshot!(failure(|_, options| options.split = [1.0, 0.0, 0.1]), @"--split 1,0,0.1: all shares must be greater than 0");
     insta::assert_snapshot!(failure(|_, options| options.byte_budget = Some(50)), @"the valid split is empty: it needs at least 1 document, and 1 distinct documents were found in all");
     insta::assert_snapshot!(failure(|_, options| options.text_key = Some("body".to_owned())), @"in/a.jsonl, line 1: no key is called `body`; the keys are: text");
     insta::assert_snapshot!(failure(|root, _| fs::write(root.join("in/b.jsonl"), lines(["a", "b\0"])).unwrap()), @"in/b.jsonl, line 2: the text contains U+0000, which the byte tokenizer uses as the end of a document");

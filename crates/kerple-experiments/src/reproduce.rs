@@ -409,7 +409,7 @@ impl Reproduction {
             old.check_resume(&plan, 0)?;
         }
         let limit = self.runtime.limit();
-        plan.check_training_memory(limit.as_ref())?;
+        plan.check_training_memory(limit.as_ref(), self.runtime.kept_precision())?;
         for name in &planned.run.evaluate {
             self.experiment.evaluations[name]
                 .lengths

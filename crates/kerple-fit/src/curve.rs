@@ -178,7 +178,9 @@ impl Curve {
         }
         if let Some(i) = values.iter().position(|value| !value.is_finite()) {
             let what = format!("the value at distance {} is {}", support.furthest(i), values[i]);
-            return refuse(what, "give finite values; leave a cell empty where there is none");
+            let hint = "give finite values; where there is none, leave a cell of a .csv file empty, write null in a .json \
+                file, or leave the distance out with --points LO..HI";
+            return refuse(what, hint);
         }
         let largest = values.iter().fold(0.0f64, |most, value| most.max(value.abs()));
         if largest > MAGNITUDES.1 || (largest > 0.0 && largest < MAGNITUDES.0) {

@@ -144,8 +144,10 @@ impl Family {
         for part in text.split(separates).map(str::trim).filter(|part| !part.is_empty()) {
             let new = if part == "all" { Family::named() } else { vec![Family::read(part, unproven)?] };
             for family in new {
-                if families.iter().any(|other| other.name == family.name) {
-                    let message = format!("family `{}` is given twice", family.name);
+                if let Some(other) = families.iter().find(|other| other.expr == family.expr) {
+                    let as_other =
+                        if other.name == family.name { String::new() } else { format!(", as `{}` too", other.name) };
+                    let message = format!("family `{}` is given twice{as_other}", family.name);
                     return Err(Error::refused(message, "name each family once; `all` stands for those with a name"));
                 }
                 families.push(family);

@@ -3,7 +3,7 @@
 use crate::config::RunConfig;
 use crate::corpus::{DataSource, Split};
 use crate::error::{Error, Result};
-use crate::evaluate::{self, EvalRequest, SegmentCount};
+use crate::evaluate::{self, EvalEvent, EvalRequest, SegmentCount};
 use crate::layers::LayerConfig;
 use crate::plan::Plan;
 use crate::run::RunFolder;
@@ -59,8 +59,22 @@ impl Comparison {
     /// As [`sweep::run_all`].
     pub fn run(&self, shard: Shard, stop: &AtomicBool, tell: &mut dyn FnMut(SweepEvent)) -> Result<bool> {
         self.with_jobs(self.runtime.limit(), stop, |jobs| {
+            self.left_out(jobs).into_iter().for_each(|note| tell(SweepEvent::Evaluation(EvalEvent::Note(note))));
             sweep::run_all(jobs, (shard, &self.runtime.ranks), stop, tell)
         })
+    }
+
+    /// What to say of lengths that encodings are not defined for.
+    fn left_out(&self, jobs: &[SweepJob]) -> Vec<String> {
+        let note = |job: &SweepJob| {
+            let served = evaluate::served(job.plan, &job.plan.encoding, &self.request.lengths);
+            let left = self.request.lengths.iter().filter(|length| !served.contains(length));
+            let left: Vec<String> = left.map(usize::to_string).collect();
+            let lengths = left.join(", ");
+            (!left.is_empty())
+                .then(|| format!("{} is not defined for lengths of {lengths}, which are left out", job.name))
+        };
+        jobs.iter().filter(|job| job.plan.seed == self.config.seed).filter_map(note).collect()
     }
 
     /// Refuses what [`Comparison::run`] refuses before its first run.
@@ -133,7 +147,7 @@ impl Comparison {
             if let Some(old) = self.folder(&plan.label, seed).plan()? {
                 old.check_resume(&plan, 0)?;
             }
-            plan.check_training_memory(limit)?;
+            plan.check_training_memory(limit, self.runtime.kept_precision())?;
             self.request
                 .lengths
                 .iter()

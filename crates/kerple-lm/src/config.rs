@@ -88,9 +88,9 @@ impl DataConfig {
         }
         Err(Error::Config {
             place: "data".to_owned(),
-            message: "missing field `path`".to_owned(),
-            hint: "set path = \"...\" for a text, or task = \"...\" for a task; `kerple describe \
-                config` lists the keys"
+            message: "`path` is missing or empty, and `task` is not set".to_owned(),
+            hint: "set data.path to the folder of a text, or data.task to a task; `kerple describe config` lists the \
+                keys"
                 .to_owned(),
         })
     }
@@ -367,6 +367,18 @@ impl RunConfig {
     pub fn read(file: &Path, overrides: &[String]) -> Result<RunConfig> {
         let text = kerple_run::files::read_text(file).map_err(Error::io(file, "read the run file"))?;
         RunConfig::parse(&text, &file.display().to_string(), overrides)
+    }
+
+    /// The same of a file whose encoding something else replaces, so that the file may leave it out.
+    ///
+    /// # Errors
+    /// As [`RunConfig::read`].
+    pub fn read_without_encoding(file: &Path, overrides: &[String]) -> Result<RunConfig> {
+        RunConfig::read(file, overrides).or_else(|error| {
+            let text = kerple_run::files::read_text(file).unwrap_or_default();
+            // where anything else is wrong, it still is, and the lines of the first error are those of the file
+            RunConfig::parse(&format!("encoding = \"none\"\n{text}"), "", overrides).map_err(|_| error)
+        })
     }
 
     /// Parses the text of a run file; `place` names it in errors.

@@ -9,6 +9,8 @@
 //!                                                                2F a layer where hidden values are dropped; packed rows of one
 //!                                                                layer once more under `qk_norm` and `key_shift` or `short_conv`, twice under
 //!                                                                `ssmax` or both, three times under all
+//!                                                                where products multiply `bf16` on CPUs, packed rows, what attention
+//!                                                                gives and F of a layer take half, as they are kept
 //!              logits       2VR of some rows at a time, which a product packs
 //! evaluation   weights P
 //!              activations  6TM                                   one layer at work, its inner width in pieces; less
@@ -37,6 +39,7 @@ use crate::plan::Plan;
 use kerple_burn::heads::Heads;
 use kerple_core::encoding::Injection;
 use kerple_core::ops::cross_entropy;
+use kerple_core::precision::Precision;
 pub use kerple_data::machine::MemoryLimit;
 use positions::ResidentPositions;
 use std::fmt;
@@ -145,8 +148,9 @@ fn bytes(factors: &[usize]) -> u64 {
 }
 
 impl Plan {
-    /// What training takes, with parts of `micro_batch` sequences, or saving a checkpoint where that is more.
-    pub fn training_memory(&self, micro_batch: usize) -> MemoryEstimate {
+    /// What training takes, with parts of `micro_batch` sequences, or saving a checkpoint where that is more. `kept` is the precision of
+    /// what layers keep for their backward, [`Runtime::kept_precision`](crate::runtime::Runtime::kept_precision).
+    pub fn training_memory(&self, micro_batch: usize, kept: Precision) -> MemoryEstimate {
         let model = &self.model;
         let [m, f] = [model.d_model, model.d_hidden];
         let all: Vec<Heads> = (0..model.n_layers).map(|layer| model.heads(layer)).collect();
@@ -175,6 +179,8 @@ impl Plan {
         let carried = if model.block.normalizer.stick_breaking().is_some() { 3 * most_heads } else { 0 };
         let carried = carried + self.selective_numbers();
         let a_token = attention + model.n_layers * (branches + hidden) + heads + 10 * m + 2 * f + prepared + carried;
+        let halves = if kept == Precision::Bf16 { self.kept_numbers() / 2 } else { 0 };
+        let a_token = a_token.saturating_sub(halves);
         let saving = bytes(&[3, self.parameters]);
         let evaluation = match self.train.eval_interval {
             0 => 0,
@@ -196,6 +202,25 @@ impl Plan {
             examples: A_TOKEN.saturating_mul(self.train.batch_size as u64).saturating_mul(self.sequence_len() as u64),
             program: program(),
         }
+    }
+
+    /// Numbers of a token that all layers keep for their backward in the precision of products: whole attention layers do, and those
+    /// that take the parts one by one do not.
+    fn kept_numbers(&self) -> usize {
+        let of = |layer: LayerSettings| {
+            let whole = matches!(
+                layer.encoding.entry(),
+                Injection::Nowhere
+                    | Injection::Embeddings
+                    | Injection::Rotation { .. }
+                    | Injection::Scores(_)
+                    | Injection::ScoreMod { .. }
+                    | Injection::Gates { .. }
+            );
+            let is_kept = whole && layer.attention.linear().is_none();
+            self.model.d_hidden + if is_kept { attention_width(layer.heads) } else { 0 }
+        };
+        self.model.every_layer(&self.encoding).map(of).sum()
     }
 
     /// Numbers of a token that selective attention passes on in the backward of a layer: in f64 what is masked of its key and the gradient
@@ -248,11 +273,11 @@ impl Plan {
     ///
     /// # Errors
     /// The estimate, the limit and the number to change.
-    pub fn check_training_memory(&self, limit: Option<&MemoryLimit>) -> Result<()> {
+    pub fn check_training_memory(&self, limit: Option<&MemoryLimit>, kept: Precision) -> Result<()> {
         let Some(limit) = limit else { return Ok(()) };
         let micro_batch = self.train.micro_batch_size.unwrap_or(self.train.batch_size);
-        self.training_memory(micro_batch).check(limit, "training", || {
-            let fits = |rows: &usize| self.training_memory(*rows).total() <= limit.bytes;
+        self.training_memory(micro_batch, kept).check(limit, "training", || {
+            let fits = |rows: &usize| self.training_memory(*rows, kept).total() <= limit.bytes;
             let divides = |rows: &usize| self.train.batch_size.is_multiple_of(*rows);
             match (1..micro_batch).rev().filter(divides).find(fits) {
                 Some(rows) => format!(

@@ -52,6 +52,14 @@ impl Runtime {
         }
     }
 
+    /// The precision of what layers keep for their backward: on CPUs that of products, on GPUs `f32`.
+    pub fn kept_precision(&self) -> Precision {
+        match DeviceKind::of(&self.device) {
+            Some(DeviceKind::Cpu) => self.implementation.precision(),
+            _ => Precision::F32,
+        }
+    }
+
     /// The same with models on another device.
     pub fn on(self, name: DeviceName, opened: OpenDevice) -> Runtime {
         let OpenDevice { device, part, memory } = opened;

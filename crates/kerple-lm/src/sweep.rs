@@ -204,7 +204,8 @@ fn run_own(jobs: &[SweepJob], shard: Shard, stop: &AtomicBool, tell: &mut dyn Fn
         for &index in due {
             let job = &jobs[index];
             let (name, seed, runs) = (job.name, job.plan.seed, jobs.len());
-            let memory = job.plan.training_memory(job.plan.train.micro_batch_size.unwrap_or(job.plan.train.batch_size));
+            let micro_batch = job.plan.train.micro_batch_size.unwrap_or(job.plan.train.batch_size);
+            let memory = job.plan.training_memory(micro_batch, job.runtime.kept_precision());
             tell(SweepEvent::Run { name, seed, index, runs, memory });
             match job.train_and_evaluate(stop, &mut elsewhere, tell) {
                 Ok(JobEnd::Done) => {}
@@ -272,7 +273,8 @@ impl SweepJob<'_> {
         if let Some(note) = self.trained_otherwise()? {
             tell(SweepEvent::Training(train::TrainEvent::Note(note)));
         }
-        if let Some(provenances) = self.is_done()? {
+        if let Some((rows, provenances)) = self.is_done()? {
+            rows.iter().for_each(|row| tell(SweepEvent::Evaluation(evaluate::EvalEvent::Row { row, fresh: false })));
             provenances.into_iter().for_each(|by| *elsewhere.entry(by).or_default() += 1);
             return Ok(JobEnd::Done);
         }
@@ -357,10 +359,10 @@ impl SweepJob<'_> {
         }))
     }
 
-    /// Whether every row is there already, and then what made those that neither this program nor this machine did. Rows say of which
+    /// Every row, where all are there already, and what made those that neither this program nor this machine did. Rows say of which
     /// plan's last step they are, so no checkpoint is needed: rows that were copied together from several machines count. Rows
     /// of another precision or kind of device do not.
-    fn is_done(&self) -> Result<Option<BTreeSet<String>>> {
+    fn is_done(&self) -> Result<Option<(Vec<EvaluationRow>, BTreeSet<String>)>> {
         let Some(rows) = self.rows()? else { return Ok(None) };
         for probe in self.probes {
             if !probe.is_done(self.folder, self.plan, self.source, &self.runtime.provenance)? {
@@ -369,7 +371,7 @@ impl SweepJob<'_> {
         }
         let provenance = &self.runtime.provenance;
         let others = rows.iter().filter_map(|row| evaluate::provenance_difference(row, provenance)).collect();
-        Ok((self.probes.len() + rows.len() > 0).then_some(others))
+        Ok((self.probes.len() + rows.len() > 0).then_some((rows, others)))
     }
 
     /// The rows of all evaluations, one after the other with their lengths in order; `None` while one is missing.

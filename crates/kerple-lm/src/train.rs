@@ -286,6 +286,10 @@ impl<'a, M: FromPlan, T: Objective<M> + Copy> TrainLoop<'a, M, T> {
     /// Records the start of this session, and opens the files that it appends to.
     fn claim(&self, commit: Option<String>) -> Result<RunWriter> {
         let (plan, run, step) = (self.plan, self.session.run, self.state.step);
+        // before the plan, whose intervals are those of this session: `verify` expects rows at them since the last one began
+        if step < self.last_step() {
+            run.add_session(&self.session.row(step + 1, self.micro_batch))?;
+        }
         // the plan of a finished run stays the one that it was trained with; only its text may have moved
         let kept = if step < self.last_step() { None } else { run.plan()? };
         run.write_plan(&match kept {
@@ -296,9 +300,6 @@ impl<'a, M: FromPlan, T: Objective<M> + Copy> TrainLoop<'a, M, T> {
             run.keep_tokenizer(plan, tokenizer)?;
         }
         checkpoint::tidy(run.path(), plan.train.keep_last_n, step)?;
-        if step < self.last_step() {
-            run.add_session(&self.session.row(step + 1, self.micro_batch))?;
-        }
         let metrics = run.reopen_metrics(step)?;
         let events = EventFile::create(&run.events(), step)?;
         if step == 0 {
@@ -524,7 +525,7 @@ fn micro_batch(plan: &Plan, runtime: &Runtime) -> Result<usize> {
     let train = &plan.train;
     let rows = runtime.ranks.micro_batch(train.batch_size, train.micro_batch_size.unwrap_or(train.batch_size))?;
     let in_parts = Plan { train: TrainConfig { micro_batch_size: Some(rows), ..train.clone() }, ..plan.clone() };
-    in_parts.check_training_memory(runtime.limit().as_ref())?;
+    in_parts.check_training_memory(runtime.limit().as_ref(), runtime.kept_precision())?;
     Ok(rows)
 }
 

@@ -1,5 +1,6 @@
 //! Run files: every shipped one plans, every key counts, every mistake is named.
 
+use kerple_core::precision::Precision;
 use kerple_data::tasks::TaskConfig;
 use kerple_lm::config::{REFERENCE, RunConfig, TrainConfig};
 use kerple_lm::memory_estimate::MemoryLimit;
@@ -209,20 +210,22 @@ fn what_decides_an_update_is_the_trajectory() {
 fn more_memory_than_there_is_is_refused_with_the_number_to_change() {
     let limit = |bytes| Some(MemoryLimit { name: "the machine's memory", bytes });
     let paper = plan(&["model.preset=neox-162m", "train.batch_size=32"]).unwrap();
-    assert!(paper.check_training_memory(None).is_ok(), "what cannot be read refuses nothing");
-    assert!(paper.check_training_memory(limit(1 << 40).as_ref()).is_ok());
+    assert!(paper.check_training_memory(None, Precision::F32).is_ok(), "what cannot be read refuses nothing");
+    assert!(paper.check_training_memory(limit(1 << 40).as_ref(), Precision::F32).is_ok());
     let small = limit(8 << 30);
-    let error = paper.check_training_memory(small.as_ref()).unwrap_err();
+    let error = paper.check_training_memory(small.as_ref(), Precision::F32).unwrap_err();
     assert!(error.to_string().contains("the machine's memory is 8.0 GiB") && error.is_misuse(), "{error}");
     // the number of the hint fits, the next larger one does not
     let hint = error.hint();
     let rows: usize = hint.split_once("train.micro_batch_size=").unwrap().1.split_once(';').unwrap().0.parse().unwrap();
     let with = |rows: usize| {
         let set = format!("train.micro_batch_size={rows}");
-        plan(&["model.preset=neox-162m", "train.batch_size=32", &set]).unwrap().check_training_memory(small.as_ref())
+        plan(&["model.preset=neox-162m", "train.batch_size=32", &set])
+            .unwrap()
+            .check_training_memory(small.as_ref(), Precision::F32)
     };
     assert!(with(rows).is_ok() && with(2 * rows).is_err(), "{hint}");
-    let error = paper.check_training_memory(limit(1 << 20).as_ref()).unwrap_err();
+    let error = paper.check_training_memory(limit(1 << 20).as_ref(), Precision::F32).unwrap_err();
     assert!(error.hint().contains("smaller"), "{}", error.hint());
     assert!(paper.check_evaluation_memory(usize::MAX, small.as_ref()).is_err(), "no product wraps");
     assert!(paper.check_evaluation_memory(16_384, small.as_ref()).is_ok());
@@ -234,7 +237,7 @@ fn the_estimate_counts_what_positions_and_examples_take() {
     let linear = "model.block.attention={ linear = { feature_map = \"favor\", n_features = 64 } }";
     let of = |set: &[&str]| {
         let plan = plan(&[&["train.batch_size=1", "train.eval_interval=0"][..], set].concat()).unwrap();
-        plan.training_memory(1).positions
+        plan.training_memory(1, Precision::F32).positions
     };
     let small = of(&["encoding.kind=kerple_log"]);
     assert!(small < MIB, "{small}");

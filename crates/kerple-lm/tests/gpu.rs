@@ -139,7 +139,7 @@ fn try_session(
 fn a_device_with_less_memory_than_training_takes_is_refused() {
     let (plan, folder) = (plan(&encoding("kerple_log"), TrainConfig::default()), tempfile::tempdir().unwrap());
     let runtime = |memory| Runtime::cpu(None).on(name(), OpenDevice { memory, ..opened() });
-    let needed = plan.training_memory(plan.train.batch_size).total();
+    let needed = plan.training_memory(plan.train.batch_size, Precision::F32).total();
     let error = try_session(&runtime(Some(needed / 2)), folder.path(), &plan, Some(1)).unwrap_err();
     assert!(error.to_string().contains("the memory of the device is"), "{error}");
     try_session(&runtime(Some(needed)), folder.path(), &plan, Some(1)).unwrap();

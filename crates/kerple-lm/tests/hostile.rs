@@ -10,6 +10,7 @@ use hunt::{alone, config, counting};
 use kerple_burn::forward_context::ForwardContext;
 use kerple_burn::plan::{AttentionKind, BlockConfig, LinearAttentionConfig};
 use kerple_core::calculus::points::Points;
+use kerple_core::precision::Precision;
 use kerple_data::fingerprint;
 use kerple_lm::checkpoint::{self, CheckpointState};
 use kerple_lm::config::{DataConfig, REFERENCE, RunConfig, TrainConfig};
@@ -53,7 +54,7 @@ fn facts() -> DataInfo {
 fn as_run_file(bytes: &[u8], set: &[String]) -> Result<()> {
     let config = RunConfig::parse(&String::from_utf8_lossy(bytes), "run.toml", set)?;
     let plan = Plan::new(&config, facts())?;
-    let _ = plan.training_memory(plan.train.batch_size).to_string();
+    let _ = plan.training_memory(plan.train.batch_size, Precision::F32).to_string();
     let back: Plan = serde_json::from_str(&serde_json::to_string(&plan).unwrap()).expect("what is written is read");
     assert_eq!(back.hash, plan.hash);
     Ok(())

@@ -6,6 +6,7 @@ use kerple_burn::ops::activation::Activation;
 use kerple_burn::plan::{BlockConfig, EmbeddingDropout, InitKind, NormKind, ResidualKind, SinkKind};
 use kerple_core::encoding::{Encoding, METHODS, Method, ParameterShare};
 use kerple_core::forms::{AttnTemperature, Normalizer, Selective, StickBreaking};
+use kerple_core::precision::Precision;
 use kerple_lm::config::{ModelConfig, Preset, RunConfig, TrainConfig};
 use kerple_lm::forward_context::ForwardContext;
 use kerple_lm::model::{Decoder, TokenBatch};
@@ -415,7 +416,10 @@ fn rows_that_are_made_ready_are_counted() {
     let train = TrainConfig { eval_interval: 0, ..TrainConfig::default() };
     let activations = |block: BlockConfig| {
         let plan = plan_with(&encoding("none"), train.clone(), block);
-        (plan.training_memory(plan.train.batch_size).activations, plan.train.batch_size * plan.train_len)
+        (
+            plan.training_memory(plan.train.batch_size, Precision::F32).activations,
+            plan.train.batch_size * plan.train_len,
+        )
     };
     let (plain, tokens) = activations(BlockConfig::default());
     let (normed, _) = activations(BlockConfig { qk_norm: true, ..BlockConfig::default() });

@@ -324,7 +324,7 @@ fn impossible_tasks_are_refused() {
     assert!(refused("\"passkey\"", &["train.train_len=64", ahead]).contains("a bias for keys after the query"));
     assert!(refused("\"duplicate_string\"", &["encoding.kind=xpos"]).contains("an encoder attends in both directions"));
     let empty = RunConfig::parse("data = {}\nencoding = { kind = \"alibi\" }", "test", &[]).unwrap();
-    assert!(DataSource::open(&empty.data).unwrap_err().to_string().contains("missing field `path`"));
+    assert!(DataSource::open(&empty.data).unwrap_err().to_string().contains("`path` is missing or empty"));
     // learned positions have rows for the training sequences with their empty places
     let (plan, source) = plan(&config("\"duplicate_string\"", &["encoding.kind=learned"]));
     assert_eq!(plan.sequence_len(), 24);

@@ -28,12 +28,29 @@ pub fn put(path: PathBuf, content: Vec<u8>, files: &mut Vec<PathBuf>) -> Result<
 /// Numbers of the pages that commands write, which say whose pages a folder has.
 const NUMBERS: [&str; 3] = ["report.json", "fit.json", "search.json"];
 
-/// Refuses a folder with pages that no report of kerple wrote, or with those of another kind, whose numbers are not in the
+/// Refuses the folder of a run, or of a prepared corpus, for files of another kind.
+///
+/// # Errors
+/// [`Error::Refused`] with the file by which it is known.
+pub fn refuse_run_or_corpus(folder: &Path) -> Result<()> {
+    for (name, what) in [(kerple_run::PLAN_FILE, "a run"), ("meta.json", "a prepared corpus")] {
+        if folder.join(name).is_file() {
+            return Err(Error::Refused {
+                message: format!("{} is the folder of {what}: it contains {name}", folder.display()),
+                hint: "choose another folder with --out; one below it is fine".into(),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Refuses the folder of a run or a corpus, a folder with pages that no report of kerple wrote, or with those of another kind, whose numbers are not in the
 /// file `own`. Its `index.html` identifies who wrote the folder.
 ///
 /// # Errors
 /// [`Error::Refused`] with the file that is another's; a disk that does not answer.
 pub fn refuse_foreign(folder: &Path, own: &str) -> Result<()> {
+    refuse_run_or_corpus(folder)?;
     if let Some(other) = NUMBERS.iter().find(|name| **name != own && folder.join(name).exists()) {
         return Err(Error::Refused {
             message: format!("{} contains the pages of another command: {other}", folder.display()),

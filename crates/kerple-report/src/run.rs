@@ -270,7 +270,13 @@ pub fn tally_runs(recorded: impl Iterator<Item = BTreeSet<String>>) -> String {
 pub fn find_runs<P: AsRef<Path>>(folders: &[P]) -> Result<Vec<Run>> {
     let mut found = BTreeMap::new();
     for folder in folders {
-        walk(folder.as_ref(), &mut found)?;
+        let mut own = BTreeMap::new();
+        walk(folder.as_ref(), &mut own)?;
+        if own.is_empty() {
+            return Err(no_runs(&[folder]));
+        }
+        own.append(&mut found);
+        found = own;
     }
     if found.is_empty() {
         return Err(no_runs(folders));

@@ -157,8 +157,8 @@ pub struct PrepareArgs {
     /// grooves also cut and thinned.
     #[arg(long, default_value_t = 0)]
     pub augment: u64,
-    /// Skip up to this many damaged MIDI files, Parquet rows and JSON lines; each is reported and
-    /// counted.
+    /// Skip up to this many damaged documents: MIDI files, texts, rows of CSV and Parquet files, JSON
+    /// lines; each is reported and counted.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub max_bad_documents: u64,
     /// Accept a split whose tokens represent less than half of its bytes.
@@ -376,12 +376,12 @@ pub struct DescribeArgs {
     /// Name of an encoding, its table as in a run file, or `config` for the keys of a run file.
     #[arg(value_parser = EncodingName, hide_possible_values = true)]
     pub encoding: Option<String>,
-    /// Number of heads to plot.
-    #[arg(long, default_value_t = 8, value_parser = count)]
-    pub heads: usize,
-    /// Number of distances to plot.
-    #[arg(long, default_value_t = 512, value_parser = count)]
-    pub length: usize,
+    /// Number of heads to plot [default: 8].
+    #[arg(long, value_parser = count)]
+    pub heads: Option<usize>,
+    /// Number of distances to plot [default: 512].
+    #[arg(long, value_parser = count)]
+    pub length: Option<usize>,
     /// Write the plot as an SVG file.
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,

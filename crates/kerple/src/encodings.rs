@@ -28,7 +28,8 @@ pub fn with_keys(text: &str) -> Result<Encoding, CommandError> {
         given.map(|given| given.encoding).map_err(|error| error.message().to_owned())
     };
     read.map_err(|message| {
-        let hint = "write it as in a run file: '{ kind = \"kerple_log\", reach = 64 }'";
+        let hint = "write it as in a run file: '{ kind = \"kerple_log\", reach = 64 }'; `kerple describe config` lists \
+            the keys of every encoding";
         CommandError::misuse(format!("{text}: {message}"), hint)
     })
 }

@@ -62,7 +62,7 @@ fn use_threads(threads: Option<usize>) -> CommandResult {
     let Some(threads) = threads else { return Ok(()) };
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
     pool.build_global()
-        .map_err(|error| CommandError::failed(format!("--threads {threads}: {error}"), "lower --threads"))
+        .map_err(|error| CommandError::failed(format!("{threads} threads: {error}"), "use fewer, e.g. --threads 1"))
 }
 
 /// Says why it ends; where the other ranks do not know, they end with it.

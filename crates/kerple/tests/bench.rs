@@ -1,6 +1,6 @@
 //! `kerple bench` through the binary: every work passes its check and is timed.
 
-use crate::common::Place;
+use crate::common::{Place, RUN};
 use serde_json::Value;
 use std::collections::BTreeSet;
 
@@ -29,12 +29,21 @@ fn sizes_that_do_not_fit_are_refused() {
     refused("attention", &[&small[..], &["--threads", "100000"]].concat(), "at most 4096");
     for (options, says) in [
         (&["--set", "train.train_len=8"][..], "--set train.train_len=8: --lengths gives this value"),
+        (&["--set", "train.steps=8"], "--set train.steps=8: a timed step does not depend on it"),
+        (&["--set", "train.stepz=8"], "did you mean `steps`"),
         (&["--layers", "1", "--set", "model.n_layers=2"], "--layers gives this value"),
         (&["--encoding", "alibi", "--set", "encoding.kind=rotary"], "--encoding gives this value"),
         (&["--layers", "1", "--set", "model.block.glue=true"], "`glue`"),
     ] {
         refused("step", &[&small[..], options].concat(), says);
     }
+    place.write("run.toml", RUN.replace("steps = 20", "steps = 20\ngrad_clip = 0.5"));
+    let output =
+        place.run(&["bench", "step", "--config", "run.toml", "--lengths", "16", "--batch", "1", "--repeats", "1"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    let named = ["note: run.toml: not used", "train.batch_size = 4", "train.steps = 20", "train.train_len = 16"];
+    assert!(output.status.success() && named.iter().all(|name| said.contains(name)), "{said}");
+    assert!(!said.contains("data.") && !said.contains("grad_clip"), "{said}");
     for (encoding, says) in [
         (r#"{"kind":"alibi","behind":0.5}"#, "it has a bias for keys after the query"),
         (r#"{"kind":"dape","base":{"kind":"t5","bidirectional":true}}"#, "it has a bias for keys after the query"),

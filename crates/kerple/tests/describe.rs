@@ -20,10 +20,8 @@ fn the_keys_shown_are_those_of_a_run_file() {
         r#"{ kind = "rotary", scaling = { kind = "yarn", factor = 4.0 } }"#,
     ];
     for named in METHODS.into_iter().chain(tables) {
-        let size = ["--heads", "2", "--length", "16"];
-        let text = place.ok(&[&["describe", named], &size[..]].concat());
-        let json: Value =
-            serde_json::from_str(&place.ok(&[&["describe", named, "--json"], &size[..]].concat())).unwrap();
+        let text = place.ok(&["describe", named]);
+        let json: Value = serde_json::from_str(&place.ok(&["describe", named, "--json"])).unwrap();
         let file = format!("[data]\npath = \"x\"\n{}", table(&text));
         let read = RunConfig::parse(&file, "shown", &[]).unwrap_or_else(|error| panic!("{named}: {error}\n{file}"));
         let expected: Encoding = serde_json::from_value(json["config"].clone()).unwrap();
@@ -58,6 +56,7 @@ fn an_encoding_is_given_in_either_form() {
         (r#"{"kind":"alibi","window":3,"window":4}"#, "the key `window` occurs twice"),
         (r#"{ kind = "alibi", window = 3, window = 4 }"#, "duplicate key"),
         (r#"{"kind":"alibi","windo":3}"#, "unknown field `windo`"),
+        (r#"{ kind = "alibi", foo = 1 }"#, "`kerple describe config` lists the keys of every encoding"),
         ("{", "unclosed inline table"),
         ("alib", "did you mean `alibi`?"),
     ] {
@@ -77,6 +76,10 @@ fn options_that_would_be_ignored_are_refused() {
         (&["describe", "--svg", "a.svg"][..], "--svg a.svg: only the picture of an encoding can be written"),
         (&["describe", "config", "--svg", "a.svg"], "--svg a.svg: only the picture of an encoding can be written"),
         (&["describe", "config", "--json"], "--json: `kerple describe config` prints a run file, which is TOML"),
+        (&["describe", "--heads", "4"], "--heads 4: only the picture of an encoding has this size"),
+        (&["describe", "config", "--length", "64"], "--length 64: only the picture of an encoding has this size"),
+        (&["describe", "rotary", "--length", "64"], "--length 64: rotary has no distance table to draw"),
+        (&["describe", "rotary", "--heads", "4"], "--heads 4: rotary has no distance table to draw"),
     ] {
         let output = place.run(arguments);
         let stderr = String::from_utf8(output.stderr).unwrap();
@@ -84,6 +87,8 @@ fn options_that_would_be_ignored_are_refused() {
         assert!(output.stdout.is_empty() && !place.path("a.svg").exists(), "{arguments:?}");
     }
     // what the hint says works
-    place.ok(&["describe", "alibi", "--svg", "a.svg"]);
+    place.ok(&["describe", "alibi", "--svg", "a.svg", "--heads", "4", "--length", "64"]);
+    // there is no picture, but a parameter per head
+    assert!(place.ok(&["describe", "fox", "--heads", "3"]).contains("3]"));
     assert!(place.read("a.svg").contains("<svg"));
 }

@@ -81,6 +81,21 @@ fn threads_are_an_option_of_everything_that_runs() {
     for (threads, limit) in [("0", "at least 1"), ("100000", "at most 4096"), ("x", "whole number")] {
         let said = remarks(&mut place.command(&["eval", "one", "--threads", threads]));
         assert!(said.contains(limit), "{said}");
+        let said = remarks(place.command(&["eval", "one", "--lengths", "10"]).env("KERPLE_THREADS", threads));
+        assert!(said.contains(&format!("error: KERPLE_THREADS={threads}: ")) && said.contains(limit), "{said}");
+        assert!(said.contains("hint: set KERPLE_THREADS") && !said.contains("--threads"), "{said}");
+    }
+    for (before, after, says) in [
+        (&["--threads", "1"][..], &["--threads=2"][..], "'--threads' cannot be used multiple times"),
+        (&["--color=never"], &["--color", "always"], "'--color' cannot be used multiple times"),
+        (&["--quiet"], &["--verbose"], "'--quiet' cannot be used with '--verbose'"),
+    ] {
+        let both = place.run(&[before, &["devices"], after].concat());
+        let said = String::from_utf8(both.stderr).unwrap();
+        assert!(
+            both.status.code() == Some(2) && said.contains(says) && said.contains("give the option once"),
+            "{said}"
+        );
     }
 }
 

@@ -51,8 +51,22 @@ fn files_of_a_run_are_not_replaced_by_results() {
         &["eval", "run", "--lengths", "16", "--lm-eval", "run/plan.json"],
         "run/plan.json is a file of a run",
     );
+    refused(&place, &["eval", "run", "--lengths", "16", "--lm-eval", "text"], "text is a folder");
+    assert!(!place.path("run/evaluation.jsonl").exists());
     refused(&place, &["describe", "alibi", "--svg", "data/meta.json"], "data/meta.json is a file of a run");
+    let compare = ["compare", "--config", "run.toml", "--encodings", "alibi"];
+    let search = ["kernel", "search", "--config", "run.toml", "--budget", "1"];
+    let others = [&["demo"][..], &["quickstart"], &["reproduce", "kerple", "--scale", "smoke"]];
+    for command in [&["report", "run"][..], &["kernel", "fit", "run"], &compare, &search].into_iter().chain(others) {
+        for (out, says) in [("run", "run is the folder of a run"), ("data", "data is the folder of a prepared corpus")]
+        {
+            refused(&place, &[command, &["--out", out]].concat(), says);
+            assert!(!place.path(out).join("index.html").exists());
+        }
+    }
     assert_eq!(place.read("run/plan.json"), plan);
+    std::fs::create_dir(place.path("empty")).unwrap();
+    refused(&place, &["report", "run", "empty", "--out", "page"], "no runs below empty");
     place.ok(&["eval", "run", "--lengths", "16", "--lm-eval", "results.json"]);
     // what was written before may be written again
     place.ok(&["eval", "run", "--lengths", "16", "--lm-eval", "results.json"]);
@@ -149,6 +163,7 @@ fn overrides_do_not_hide_each_other() {
         (&["train.min_lr=0.5"], "train.min_lr: 0.5 is above train.learning_rate"),
         (&["train.lr_cycle_steps=5"], "train.lr_cycle_steps: only the schedule cosine_restarts has cycles"),
         (&["data.task=flipflop"], "data.path: the task flipflop draws its sequences"),
+        (&["data.path=\"\""], "data: `path` is missing or empty"),
         (&["data.path=", "data.task=flipflop", "data.sampling=megatron"], "data.sampling: megatron is for texts"),
         (&["encoding={kind=\"sine_spe\",window=4}"], "needs linear attention"),
     ] {
@@ -178,6 +193,8 @@ fn a_search_names_what_it_replaces_and_what_a_synthetic_one_lacks() {
     for (options, says) in [
         (&["--budget", "1", "--set", "encoding.window=8"][..], "--set encoding.window=8: the search replaces"),
         (&["--measure", "synthetic", "--protocol", "rolling:8"], "--protocol is for runs that are trained"),
+        (&["--measure", "synthetic", "--budget", "1"], "--budget is for runs that are trained"),
+        (&["--measure", "synthetic", "--set", "train.batch_size=3"], "--set train.batch_size=3 is for runs that are"),
         (&["--measure", "synthetic", "--shard", "0/2"], "--shard is for runs that are trained"),
         (&["--measure", "synthetic", "--precision", "tf32"], "--precision is for runs that are trained"),
         (&["--measure", "synthetic", "--device", "cuda"], "--device is for runs that are trained"),
@@ -289,6 +306,10 @@ fn a_comparison_names_what_it_replaces() {
     for (options, says) in [
         (&["--encodings", "alibi", "--set", "encoding.window=8"][..], "--set encoding.window=8: --encodings replaces"),
         (&["--encodings", "alibi,none", "--rope-scaling", "yarn"], "--rope-scaling yarn: no encoding"),
+        (
+            &["--encodings", "rotary", "--rope-scaling", "yarn", "--rope-scaling", "yarn"],
+            "--rope-scaling yarn is given",
+        ),
         (&["--encodings", "alibi", "--layers", "77"], "--layers 77: layers are counted from 0"),
         (&["--encodings", "alibi", "--slurm", "2", "--set", "train.train_len=9999999"], "a sequence of 9999999 needs"),
     ] {
@@ -325,6 +346,17 @@ fn a_comparison_names_what_it_replaces() {
         "--out",
         "layers",
     ]);
+    // a file whose encoding is replaced needs none, and rows are printed whenever they were computed
+    place.write("bare.toml", RUN.replace("[encoding]\nkind = \"kerple_log\"\n", ""));
+    refused(&place, &["train", "--config", "bare.toml", "--out", "bare"], "missing field `encoding`");
+    let learned =
+        ["compare", "--config", "bare.toml", "--encodings", "learned", "--lengths", "16,32", "--out", "learned"];
+    let told = String::from_utf8(place.run(&learned).stderr).unwrap();
+    assert!(told.contains("note: learned is not defined for lengths of 32, which are left out\n"), "{told}");
+    let bare =
+        ["compare", "--config", "bare.toml", "--encodings", "alibi", "--lengths", "16,32", "--json", "--out", "bare"];
+    let [first, again] = [place.ok(&bare), place.ok(&bare)];
+    assert!(first.lines().count() == 3 && first == again, "{first}\n{again}");
     // what is printed can be typed
     let (_, command) = said.split_once("run `kerple ").unwrap();
     let command: Vec<&str> = command.split('`').next().unwrap().split(' ').collect();

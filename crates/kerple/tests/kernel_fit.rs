@@ -39,7 +39,8 @@ fn misuse_is_named_with_a_hint() {
     let place = Place::new();
     place.write("curves.csv", log_curves());
     place.write("bad.csv", "distance,h\n0,1\n1,x\n");
-    let cases: [(&[&str], &str); 11] = [
+    place.write("both.json", r#"{"distances": [0, 1], "curves": [{"name": "h", "values": [1], "buckets": [[0]]}]}"#);
+    let cases: [(&[&str], &str); 16] = [
         (&["curves.csv", "--sigma", "0"], "--sigma 0 is out of range"),
         (&["curves.csv", "--points", "9..3"], "--points `9..3` is not a range"),
         (&["curves.csv", "--families", "logg"], "unknown function `logg`"),
@@ -51,6 +52,11 @@ fn misuse_is_named_with_a_hint() {
         (&["nowhere", "--length", "8"], "nowhere: the file or folder does not exist"),
         (&["curves.csv", "--queries", "rows"], "`queries` is for a bias that depends on the query"),
         (&["curves.csv", "--points", "0..5"], "curve `near`: 6 values are too few"),
+        (&["curves.csv", "--per-head"], "--per-head: curves.csv has no layer of several heads"),
+        (&["curves.csv", "--per-head", "--families", "log"], "--per-head: all heads have the family log"),
+        (&["curves.csv", "--families", "log,log(b, a)"], "family `log(b, a)` is given twice, as `log` too"),
+        (&["curves.csv", "--families", "log,log"], "family `log` is given twice"),
+        (&["both.json"], "both.json: no curve uses `distances`: each has `buckets`"),
     ];
     for (arguments, message) in cases {
         let output = place.run(&[&["kernel", "fit"], arguments].concat());

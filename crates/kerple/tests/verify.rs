@@ -187,6 +187,29 @@ fn rows_that_are_missing_before_a_checkpoint_are_found() {
     assert!(without(&[1, 3]).is_empty());
 }
 
+/// Where the plan had the new intervals before the session, rows of the session before would be missing until the next one.
+#[test]
+fn a_session_is_recorded_before_its_intervals() {
+    let place = Place::new();
+    place.make_data();
+    let train = |sets: [&'static str; 2]| {
+        let sets: Vec<&str> =
+            sets.into_iter().chain(["train.schedule_steps=20"]).flat_map(|set| ["--set", set]).collect();
+        [&["train", "--config", "run.toml", "--out", "run"], &sets[..]].concat()
+    };
+    place.ok(&train(["train.steps=10", "train.log_every=10"]));
+    let (plan, sessions) = (place.read("run/plan.json"), place.read("run/sessions.jsonl"));
+    let file = place.path("run/sessions.jsonl");
+    fs::remove_file(&file).unwrap();
+    fs::create_dir(&file).unwrap();
+    assert_eq!(place.run(&train(["train.steps=20", "train.log_every=7"])).status.code(), Some(1));
+    assert_eq!(place.read("run/plan.json"), plan);
+    fs::remove_dir(&file).unwrap();
+    place.write("run/sessions.jsonl", sessions);
+    place.ok(&train(["train.steps=20", "train.log_every=7"]));
+    assert_eq!(damages(&place), [""; 0]);
+}
+
 #[test]
 fn folders_with_names_from_before_are_refused() {
     let place = Place::new();

@@ -158,7 +158,22 @@ impl<'a> ConfigKeys<'a> {
     /// The notes so far, and one about keys that nothing has read and that are not known to be
     /// harmless.
     pub fn notes(&self) -> Vec<String> {
-        self.notes.take().into_iter().chain(self.unknown()).collect()
+        self.notes.take().into_iter().chain(self.dropout()).chain(self.unknown()).collect()
+    }
+
+    /// The note about dropout, which changes training alone.
+    fn dropout(&self) -> Option<String> {
+        let is_head = |key: &str| key.starts_with("classifier") || key.starts_with("summary");
+        let is_rate = |key: &str| (key.contains("dropout") || key.ends_with("pdrop")) && !is_head(key);
+        let rates =
+            self.map.iter().filter(|(key, value)| is_rate(key) && value.as_f64().is_some_and(|rate| rate > 0.0));
+        let rates: Vec<String> = rates.map(|(key, rate)| format!("{} = {rate}", self.name(key))).collect();
+        (!rates.is_empty()).then(|| {
+            let rates = rates.join(", ");
+            format!(
+                "the import leaves out the dropout of training, {rates}; to train on with some, set model.block.dropout"
+            )
+        })
     }
 
     /// The name of a key as messages have it.

@@ -44,6 +44,10 @@ pub fn of_folder(
     let path = options.tokenizer.clone().unwrap_or_else(|| folder.join(TOKENIZER));
     let look = |path: &Path| kerple_run::files::is_there(path).map_err(Error::io(path, "look for"));
     if options.tokenizer.is_none() && !look(&path)? {
+        if let Some(token) = &options.eod_token {
+            let message = format!("--eod-token {}: {} is missing, which names tokens", short(token), path.display());
+            return Err(Error::refused(message, "add --tokenizer FILE, or leave out --eod-token"));
+        }
         for other in OTHERS {
             if look(&folder.join(other))? {
                 let message = format!("{}: of tokenizers, only {TOKENIZER} is supported", folder.join(other).display());
@@ -88,6 +92,13 @@ fn open(folder: &Path, path: &Path, options: &ImportOptions, described: &mut Mod
         })?),
         None => described.special.eos.first().copied(),
     };
+    if let ([first, _, ..], None) = (&described.special.eos[..], &options.eod_token) {
+        let (name, ids) = (short(&plain.name(*first).unwrap_or_default()), &described.special.eos);
+        described.notes.push(format!(
+            "generation stops at each of eos_token_id {ids:?}; documents end with the first, `{name}` ({first}); \
+             --eod-token TOKEN names another"
+        ));
+    }
     let tokenizer = Tokenizer::from_definition(path, definition, end)?;
     let (end, (matrix, rows)) = (tokenizer.end_of_document(), described.predicted());
     if end as usize >= rows {

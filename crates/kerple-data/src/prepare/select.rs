@@ -149,8 +149,8 @@ impl<'a> Selection<'a> {
         if options.split.iter().any(|share| !(share.is_finite() && *share > 0.0)) {
             let [train, valid, test] = options.split;
             return Err(Error::refused(
-                format!("the shares {train}, {valid}, {test} must all be greater than 0"),
-                "e.g. 0.9,0.05,0.05",
+                format!("--split {train},{valid},{test}: all shares must be greater than 0"),
+                "e.g. --split 0.9,0.05,0.05",
             ));
         }
         if let Some(key) = options.text_key.as_ref().filter(|_| !files.iter().any(SourceFile::has_keys)) {

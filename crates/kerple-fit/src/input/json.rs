@@ -31,6 +31,10 @@ pub(super) fn read(path: &Path, options: &ReadOptions) -> Result<Vec<RawCurve>> 
     let CurvesFile { distances, curves } =
         serde_json::from_str(&text(path)?).map_err(|error| refused(path, error, SHAPE))?;
     check_counts(path, curves.len(), curves.iter().map(|curve| curve.values.len()).max().unwrap_or(0))?;
+    if !distances.is_empty() && !curves.is_empty() && curves.iter().all(|curve| curve.buckets.is_some()) {
+        let hint = "remove `distances`, or `buckets` of the curves that are over them";
+        return Err(refused(path, "no curve uses `distances`: each has `buckets`", hint));
+    }
     let key = options.weights.as_deref().unwrap_or("weights");
     let curve = |entry: CurveEntry| {
         let CurveEntry { name, values, buckets, mut others } = entry;

@@ -318,6 +318,9 @@ impl SearchPlan {
 /// The first key in which two requests differ, with both values.
 fn difference(old: &SearchRequest, new: &SearchRequest) -> Option<(String, String, String)> {
     let keys = |request: &SearchRequest| {
+        // base functions are a set: a search of the same ones resumes with its own order
+        let mut request = request.clone();
+        request.bases.sort_unstable();
         let mut value = serde_json::to_value(request).expect("a request is plain data");
         let measure = value["measure"].take();
         let all = value.as_object().into_iter().flatten().chain(measure.as_object().into_iter().flatten());
@@ -441,6 +444,9 @@ mod tests {
         let other = SearchRequest { size: 2, ..request() };
         let refused = SearchPlan::find(folder.path(), &other).unwrap_err();
         assert!(refused.is_misuse() && refused.to_string().contains("a search with size = 1, not 2"), "{refused}");
+        let bases = |order: [&str; 2]| SearchRequest { bases: order.map(str::to_owned).to_vec(), ..request() };
+        assert_eq!(difference(&bases(["log", "exp"]), &bases(["exp", "log"])), None);
+        assert!(difference(&bases(["log", "exp"]), &bases(["log", "power"])).is_some());
         let SearchMeasure::Synthetic { truth, length, .. } = request().measure else { unreachable!() };
         let other = SearchRequest { measure: SearchMeasure::Synthetic { truth, noise: 0.5, length }, ..request() };
         let refused = SearchPlan::find(folder.path(), &other).unwrap_err();

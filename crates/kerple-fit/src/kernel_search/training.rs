@@ -182,7 +182,7 @@ impl TrainingMeasure<'_> {
                     old.check_resume(&plan, 0)?;
                 }
                 let limit = self.runtime.limit();
-                plan.check_training_memory(limit.as_ref())?;
+                plan.check_training_memory(limit.as_ref(), self.runtime.kept_precision())?;
                 self.lengths()
                     .iter()
                     .try_for_each(|length| plan.check_evaluation_memory(plan.sequence_of(*length), limit.as_ref()))?;

@@ -1,7 +1,7 @@
 //! Keys that a plan has and nothing reads.
 
 use super::Plan;
-use crate::config::TrainConfig;
+use crate::config::{ModelConfig, Preset, RunConfig, TrainConfig};
 use crate::layers::{AttentionWindow, LayerKind};
 use crate::schedule::LrSchedule;
 use kerple_burn::plan::{BlockConfig, EmbeddingDropout, FeatureKind, LinearAttentionConfig};
@@ -27,6 +27,16 @@ impl Plan {
             found.extend(of_windows(&path, kind, other_window || self.encoding.window.is_some()));
         }
         found
+    }
+}
+
+impl RunConfig {
+    /// The preset with the reason, where no size comes from it. A plan has sizes only.
+    pub fn preset_without_effect(&self) -> Option<String> {
+        let ModelConfig { preset, n_layers, n_heads, head_dim, .. } = &self.model;
+        let is_unused = [n_layers, n_heads, head_dim].into_iter().all(Option::is_some);
+        (*preset != Preset::default() && is_unused)
+            .then(|| "model.preset: model.n_layers, model.n_heads and model.head_dim are set".to_owned())
     }
 }
 
@@ -69,6 +79,9 @@ fn of_schedule(train: &TrainConfig) -> Vec<String> {
     }
     if train.warmup_ratio != usual.warmup_ratio && train.schedule_steps == Some(0) {
         found.push("train.warmup_ratio: it is a share of train.schedule_steps, which is 0".to_owned());
+    }
+    if train.eval_sequences != usual.eval_sequences && train.eval_interval == 0 {
+        found.push("train.eval_sequences: train.eval_interval is 0, which turns validation off".to_owned());
     }
     found
 }
@@ -114,7 +127,6 @@ fn of_windows(path: &str, kind: &LayerKind, others_have_windows: bool) -> Vec<St
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::RunConfig;
     use crate::plan::DataInfo;
 
     fn found(keys: &str) -> Vec<String> {
@@ -122,7 +134,8 @@ mod tests {
         let text = format!("data.path = \"x\"\n{train}\n{keys}");
         let config = RunConfig::parse(&text, "test", &[]).unwrap();
         let facts = DataInfo { vocab_size: 9, tokenizer: String::new(), train_tokens: 1 << 20, content: String::new() };
-        Plan::new(&config, facts).unwrap().keys_without_effect()
+        let plan = Plan::new(&config, facts).unwrap();
+        config.preset_without_effect().into_iter().chain(plan.keys_without_effect()).collect()
     }
 
     #[test]
@@ -148,6 +161,15 @@ mod tests {
             (
                 "encoding = \"alibi\"\ntrain.schedule_steps = 0\ntrain.warmup_ratio = 0.3".to_owned(),
                 "train.warmup_ratio",
+            ),
+            (
+                "encoding = \"alibi\"\ntrain.eval_interval = 0\ntrain.eval_sequences = 3".to_owned(),
+                "train.eval_sequences",
+            ),
+            (
+                "encoding = \"alibi\"\nmodel = { preset = \"small\", n_layers = 1, n_heads = 2, head_dim = 8 }"
+                    .to_owned(),
+                "model.preset",
             ),
             (layer("window = \"all\""), "model.layers.x.window"),
             (layer("window = 4, encoding = { kind = \"t5\", window = 8 }"), "model.layers.x.encoding.window"),

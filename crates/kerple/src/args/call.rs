@@ -45,7 +45,7 @@ impl Cli {
         general::color(&arguments).write_global();
         let words = std::iter::once(program.clone().into_os_string()).chain(arguments.iter().cloned());
         match Cli::try_parse_from(words) {
-            Ok(cli) => Ok(Some(cli)),
+            Ok(cli) => general::check_both_places(&cli.general, &arguments).map(|()| Some(cli)),
             Err(error) => match error.kind() {
                 ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
                     let _ = error.print();

@@ -1,10 +1,14 @@
 //! Options that every command takes.
 
 use super::groups::count;
+use crate::command_error::CommandError;
 use crate::output::Verbosity;
 use anstream::ColorChoice;
 use clap::{Args, ValueEnum};
 use std::ffi::OsString;
+
+/// The variable that states the threads where `--threads` does not.
+pub const THREADS: &str = "KERPLE_THREADS";
 
 /// What a command prints, and how many threads it uses.
 #[derive(Debug, Args)]
@@ -22,7 +26,7 @@ pub struct General {
     pub color: When,
     /// Number of threads. By default all of the machine, or a rank's share of it. Results do not
     /// depend on it.
-    #[arg(long, global = true, env = "KERPLE_THREADS", hide_env_values = true, value_name = "N", value_parser = thread_count)]
+    #[arg(long, global = true, env = THREADS, hide_env_values = true, value_name = "N", value_parser = thread_count)]
     pub threads: Option<usize>,
 }
 
@@ -48,11 +52,35 @@ pub enum When {
     Never,
 }
 
+/// Arguments that may be options.
+fn words(arguments: &[OsString]) -> impl Iterator<Item = &str> {
+    arguments.iter().map_while(|word| word.to_str().filter(|word| *word != "--"))
+}
+
+/// Refuses options of every command that contradict each other where one is before the command and one after it, which the
+/// parser takes for the same place.
+///
+/// # Errors
+/// As the parser says it of one place.
+pub fn check_both_places(general: &General, arguments: &[OsString]) -> Result<(), CommandError> {
+    let refuse = |what: String| Err(CommandError::misuse(what, "give the option once, before the command or after it"));
+    for option in ["--threads", "--color"] {
+        let is_given =
+            |word: &&str| word.strip_prefix(option).is_some_and(|rest| rest.is_empty() || rest.starts_with('='));
+        if words(arguments).filter(is_given).count() > 1 {
+            return refuse(format!("the argument '{option}' cannot be used multiple times"));
+        }
+    }
+    if general.quiet && general.verbose {
+        return refuse("the argument '--quiet' cannot be used with '--verbose'".to_owned());
+    }
+    Ok(())
+}
+
 /// The value of `--color` among arguments that may be wrong otherwise.
 pub fn color(arguments: &[OsString]) -> ColorChoice {
-    let words = arguments.iter().map_while(|word| word.to_str().filter(|word| *word != "--"));
     let (mut said, mut named) = (None, false);
-    for word in words {
+    for word in words(arguments) {
         match word.strip_prefix("--color=") {
             _ if named => (said, named) = (Some(word), false),
             Some(value) => said = Some(value),

@@ -1,5 +1,6 @@
 //! Errors in the arguments, in the form of all other errors: a message and a hint.
 
+use super::general::THREADS;
 use super::{Cli, renamed};
 use crate::command_error::CommandError;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -24,12 +25,33 @@ pub fn failure(error: &clap::Error, arguments: &[OsString]) -> CommandError {
     if let Some(hint) = new_name(error, arguments).or_else(|| value_with_minus(error, arguments)) {
         return CommandError::misuse(what, hint);
     }
+    if let Some(value) = value_of_environment(error, arguments) {
+        let why = what.split_once(": ").map_or(what, |(_, why)| why);
+        return CommandError::misuse(
+            format!("{THREADS}={value}: {why}"),
+            format!("set {THREADS} to a number of threads, or unset it"),
+        );
+    }
     let hint = match (tips, error.get(ContextKind::SuggestedArg)) {
         (_, Some(ContextValue::String(name))) => format!("did you mean `{name}`?"),
         (Some(tips), _) => tips.replace("\n\n  tip: ", "; ").trim_end().to_owned(),
         (None, _) => "add --help to the command to list its options".to_owned(),
     };
     CommandError::misuse(what, hint)
+}
+
+/// The value of the variable that stands for an option which is not among the arguments, where it is wrong.
+fn value_of_environment(error: &clap::Error, arguments: &[OsString]) -> Option<String> {
+    let (Some(ContextValue::String(option)), Some(ContextValue::String(value))) =
+        (error.get(ContextKind::InvalidArg), error.get(ContextKind::InvalidValue))
+    else {
+        return None;
+    };
+    let words: Vec<&str> = arguments.iter().filter_map(|argument| argument.to_str()).collect();
+    let is_given = words.contains(&format!("--threads={value}").as_str())
+        || words.windows(2).any(|pair| pair == ["--threads", value.as_str()]);
+    let is_set = std::env::var(THREADS).is_ok_and(|set| set == *value);
+    (option.starts_with("--threads") && is_set && !is_given).then(|| value.clone())
 }
 
 /// What an option or a command is called today, where it was called otherwise before.

@@ -16,6 +16,7 @@ use kerple_lm::layers::LayerConfig;
 use kerple_lm::ranks::Ranks;
 use kerple_lm::sweep::Shard;
 use kerple_lm::train;
+use kerple_report::folder::refuse_run_or_corpus;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
@@ -24,7 +25,9 @@ const MOST_SEEDS: u64 = 10_000;
 
 /// Trains and evaluates every encoding with every seed, then writes the report.
 pub fn run(args: &CompareArgs, ranks: &Ranks) -> CommandResult {
-    let config = RunConfig::read(&args.file.config, &args.file.set)?;
+    // with --layers, the other layers keep the encoding of the file
+    let read = if args.layers.is_some() { RunConfig::read } else { RunConfig::read_without_encoding };
+    let config = read(&args.file.config, &args.file.set)?;
     if args.seeds > MOST_SEEDS {
         return Err(CommandError::misuse(
             format!("--seeds {} is out of range, it must be at most {MOST_SEEDS}", args.seeds),
@@ -38,7 +41,13 @@ pub fn run(args: &CompareArgs, ranks: &Ranks) -> CommandResult {
         ));
     }
     let encodings = encodings(&args.encodings)?;
+    refuse_run_or_corpus(&args.out)?;
     check_replaced(args, &config)?;
+    let scalings: Vec<String> = args.rope_scaling.iter().map(RopeScaling::label).collect();
+    if let Some(twice) = (1..scalings.len()).find(|at| scalings[..*at].contains(&scalings[*at])) {
+        let message = format!("--rope-scaling {} is given twice", scalings[twice]);
+        return Err(CommandError::misuse(message, "give each scaling once"));
+    }
     match args.layers {
         None => check_rope_scalings(&args.rope_scaling, &encodings)?,
         Some(_) => check_rope_scalings_with_layers(&args.rope_scaling, &config.encoding)?,
@@ -247,9 +256,11 @@ where
         SweepEvent::Evaluation(evaluate::EvalEvent::Evaluating { length, done, windows }) => {
             line.show(|| format!("{what}  evaluating length {length}  window {done}/{windows}"));
         }
-        SweepEvent::Evaluation(evaluate::EvalEvent::Note(note)) => line.done(&format!("{what}  note: {note}")),
-        SweepEvent::Evaluation(evaluate::EvalEvent::Row { fresh: false, .. }) => {}
+        SweepEvent::Evaluation(evaluate::EvalEvent::Note(note)) => {
+            line.done(format!("{what}  note: {note}").trim_start())
+        }
         SweepEvent::Evaluation(evaluate::EvalEvent::Row { row, .. }) if json => print_json(row),
+        SweepEvent::Evaluation(evaluate::EvalEvent::Row { fresh: false, .. }) => {}
         SweepEvent::Evaluation(evaluate::EvalEvent::Row { row, .. }) => {
             let found = match &row.task {
                 Some(task) => format!("right {:.2} %", 100.0 * task.score()),

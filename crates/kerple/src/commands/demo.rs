@@ -15,6 +15,7 @@ use kerple_lm::evaluate::{self, EvalRequest, Protocol, SegmentCount};
 use kerple_lm::runtime::Runtime;
 use kerple_lm::sweep::Shard;
 use kerple_lm::train;
+use kerple_report::folder::refuse_run_or_corpus;
 use kerple_report::plot::{Axis, Legend, Plot, Series};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -41,6 +42,7 @@ const LIVE_PLOT_HEIGHT: usize = 8;
 
 /// Trains three encodings on short sequences and draws their perplexity on longer ones.
 pub fn run(args: &DemoArgs) -> CommandResult {
+    refuse_run_or_corpus(&args.out)?;
     let (clock, stop) = (Instant::now(), stop_flag());
     let data = args.out.join("data");
     if kerple_data::is_prepared(&data) {

@@ -9,8 +9,9 @@ use kerple_core::attention::linear::NEAR;
 use kerple_core::calculus::exponentials::{Amplitude, ErrorBudget, SumTolerance};
 use kerple_core::encoding::{Encoding, EncodingParameter, Geometry, InLinear, METHODS, Method, ParameterInit};
 use kerple_report::plot::{Plot, over_distances};
-use std::path::Path;
 
+/// Heads and distances of a picture, by default.
+const PICTURE: (usize, usize) = (8, 512);
 /// Most initial values of a parameter that are shown.
 const SHOWN_STARTS: usize = 8;
 /// Largest table that is drawn or printed.
@@ -34,6 +35,15 @@ pub fn run(args: &DescribeArgs) -> CommandResult {
 /// Refuses options that the list of encodings, or that of keys, would ignore.
 fn refuse_ignored(args: &DescribeArgs) -> CommandResult {
     let of_keys = args.encoding.as_deref() == Some(CONFIG);
+    let sizes = [("--heads", args.heads), ("--length", args.length)];
+    if let Some((option, value)) = sizes.into_iter().find_map(|(option, value)| Some((option, value?)))
+        && (of_keys || args.encoding.is_none())
+    {
+        return Err(CommandError::misuse(
+            format!("{option} {value}: only the picture of an encoding has this size"),
+            format!("name the encoding: `kerple describe alibi {option} {value}`"),
+        ));
+    }
     if let Some(path) = args.svg.as_ref().filter(|_| of_keys || args.encoding.is_none()) {
         let path = path.display();
         return Err(CommandError::misuse(
@@ -144,44 +154,52 @@ fn picture(encoding: &Encoding, heads: usize, distances: usize) -> Option<Plot> 
     Some(over_distances(title, what, false, curves))
 }
 
-fn no_picture(encoding: &Encoding, path: &Path) -> CommandError {
+/// Refuses an option of the picture that the encoding does not have.
+fn no_picture(encoding: &Encoding, option: &str) -> CommandError {
     let drawn = METHODS
         .iter()
         .filter(|kind| Method::named(kind).is_some_and(|method| picture(&Encoding::from(method), 1, 2).is_some()));
     CommandError::misuse(
-        format!("{}: {} has no distance table to draw", path.display(), encoding.method.kind()),
+        format!("{option}: {} has no distance table to draw", encoding.method.kind()),
         format!("encodings with a picture: {}", drawn.copied().collect::<Vec<_>>().join(", ")),
     )
 }
 
 fn one(args: &DescribeArgs, encoding: &Encoding) -> CommandResult {
-    if args.heads == 0 || args.length < 2 {
+    let (heads, length) = (args.heads.unwrap_or(PICTURE.0), args.length.unwrap_or(PICTURE.1));
+    if heads == 0 || length < 2 {
         return Err(CommandError::misuse(
             "the picture is too small, it needs at least 1 head and 2 length",
             "raise --heads or --length",
         ));
     }
-    if args.heads.saturating_mul(args.length) > MOST_VALUES {
+    if heads.saturating_mul(length) > MOST_VALUES {
         return Err(CommandError::misuse(
-            format!("{} heads times {} length exceed the limit of {MOST_VALUES} values", args.heads, args.length),
+            format!("{heads} heads times {length} length exceed the limit of {MOST_VALUES} values"),
             "lower --heads or --length",
         ));
     }
     let (about, own_keys) = (encoding.method.description(), own_keys(encoding.method.kind()));
-    let geometry = Geometry::new(args.heads, 64, 512);
+    let geometry = Geometry::new(heads, 64, 512);
     encoding.check(&geometry).map_err(|refusal| CommandError::misuse(refusal.to_string(), &refusal.hint))?;
     let parameters = encoding.parameters(&geometry);
-    let plot = picture(encoding, args.heads, args.length);
-    match (&args.svg, &plot) {
-        (Some(path), Some(plot)) => write_file(path, &plot.file())?,
-        (Some(path), None) => return Err(no_picture(encoding, path)),
-        (None, _) => {}
+    let plot = picture(encoding, heads, length);
+    // without a picture, parameters may have a value per head
+    let has_heads = parameters != encoding.parameters(&Geometry::new(heads + 1, 64, 512));
+    match (&plot, &args.svg, args.length, args.heads) {
+        (Some(plot), Some(path), ..) => write_file(path, &plot.file())?,
+        (None, Some(path), ..) => return Err(no_picture(encoding, &format!("--svg {}", path.display()))),
+        (None, None, Some(length), _) => return Err(no_picture(encoding, &format!("--length {length}"))),
+        (None, None, None, Some(heads)) if !has_heads => {
+            return Err(no_picture(encoding, &format!("--heads {heads}")));
+        }
+        _ => {}
     }
     if args.json {
-        let table = encoding.table(&geometry, &encoding.initial(&geometry, 0), args.length);
+        let table = encoding.table(&geometry, &encoding.initial(&geometry, 0), length);
         print_json(&serde_json::json!({
             "kind": encoding.method.kind(), "description": about, "parameters": parameters, "config": encoding,
-            "keys": own_keys, "heads": args.heads, "length": args.length, "bias": table.bias, "weight": table.weight,
+            "keys": own_keys, "heads": heads, "length": length, "bias": table.bias, "weight": table.weight,
             "linear": in_linear(encoding, &geometry), "certificate": encoding.certificate(),
         }));
         return Ok(());

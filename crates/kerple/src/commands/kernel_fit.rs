@@ -8,11 +8,13 @@ use kerple_fit::input::{CurveSource, ReadOptions, read};
 use kerple_fit::page::{PageFacts, write};
 use kerple_fit::report::fit_sources;
 use kerple_fit::{Family, FitOptions, Noise, RankBy};
+use kerple_report::folder::refuse_foreign;
 use std::time::Instant;
 
 /// Fits families of kernels to curves, prints and writes what was found.
 pub fn run(args: &FitArgs) -> CommandResult {
     let started = Instant::now();
+    args.out.as_deref().map_or(Ok(()), |out| refuse_foreign(out, "fit.json"))?;
     let options = FitOptions {
         families: Family::list(&args.families, args.unproven)?,
         noise: noise(args)?,
@@ -32,6 +34,7 @@ pub fn run(args: &FitArgs) -> CommandResult {
     };
     let sources: Vec<CurveSource> =
         args.curves.iter().map(|path| read(path, &reading)).collect::<kerple_run::Result<_>>()?;
+    check_per_head(args, &options, &sources)?;
     sources.iter().flat_map(|source| &source.notes).for_each(|note| remarkln!("note: {note}"));
     let report = fit_sources(&sources, &options)?;
     if args.json {
@@ -47,6 +50,29 @@ pub fn run(args: &FitArgs) -> CommandResult {
         }
     }
     Ok(())
+}
+
+/// Refuses `--per-head` where all heads of a layer have one family anyway.
+fn check_per_head(args: &FitArgs, options: &FitOptions, sources: &[CurveSource]) -> CommandResult {
+    if !args.per_head {
+        return Ok(());
+    }
+    if let [only] = &options.families[..] {
+        let message = format!("--per-head: all heads have the family {}, which is the only one", only.name);
+        return Err(CommandError::misuse(message, "omit --per-head, or give several --families"));
+    }
+    let has_heads =
+        |source: &&CurveSource| source.curves.iter().any(|curve| curve.place.is_some_and(|(_, head)| head > 0));
+    match sources.iter().find(|source| !has_heads(source)) {
+        None => Ok(()),
+        Some(source) => Err(CommandError::misuse(
+            format!(
+                "--per-head: {} has no layer of several heads; each of its curves has a family of its own",
+                source.name
+            ),
+            "omit --per-head, or fit this source by itself",
+        )),
+    }
 }
 
 fn noise(args: &FitArgs) -> Result<Noise, CommandError> {

@@ -20,18 +20,22 @@ use kerple_lm::corpus::DataSource;
 use kerple_lm::evaluate::{EvalLength, EvalRequest, Protocol, SegmentCount};
 use kerple_lm::runtime::Runtime;
 use kerple_lm::sweep::Shard;
+use kerple_report::folder::refuse_run_or_corpus;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 /// Longest length that is compared by default, as a multiple of the training length.
 const FAR: usize = 8;
+/// Keys of the run file that a search without training takes.
+const SYNTHETIC_KEYS: [&str; 3] = ["seed", "train.steps", "train.train_len"];
 /// Standard deviation of the loss of a synthetic run, by default.
 const NOISE: f64 = 0.01;
 
 /// Plans a search, or resumes it; trains, tests, prints and writes what was found.
 pub fn run(args: &SearchArgs) -> CommandResult {
+    refuse_run_or_corpus(&args.out)?;
     let stop = stop_flag();
-    let config = RunConfig::read(&args.file.config, &args.file.set)?;
+    let config = RunConfig::read_without_encoding(&args.file.config, &args.file.set)?;
     let hint =
         "omit it: every expression of a search has the usual keys; `kerple compare` trains encodings with other ones";
     check_replaced_encoding(&args.file, &config, ("the search", hint))?;
@@ -94,6 +98,7 @@ pub fn run(args: &SearchArgs) -> CommandResult {
 /// A search that trains nothing.
 fn synthetic(args: &SearchArgs, config: &RunConfig) -> CommandResult {
     let trained = [
+        ("--budget", args.budget.is_some()),
         ("--protocol", args.protocol.is_some()),
         ("--n-segments", args.n_segments.is_some()),
         ("--shard", args.shard.is_some()),
@@ -101,6 +106,11 @@ fn synthetic(args: &SearchArgs, config: &RunConfig) -> CommandResult {
     if let Some((option, _)) = trained.into_iter().chain(args.hardware.given()).find(|(_, is_given)| *is_given) {
         let message = format!("{option} is for runs that are trained, and --measure synthetic trains none");
         return Err(CommandError::misuse(message, format!("omit {option}")));
+    }
+    let key = |set: &&String| set.split('=').next().unwrap_or_default().trim().to_owned();
+    if let Some(set) = args.file.set.iter().find(|set| !SYNTHETIC_KEYS.contains(&key(set).as_str())) {
+        let message = format!("--set {set} is for runs that are trained, and --measure synthetic trains none");
+        return Err(CommandError::misuse(message, format!("omit it; {} count", SYNTHETIC_KEYS.join(", "))));
     }
     let lengths = lengths(args, config);
     let length = lengths.iter().copied().max().unwrap_or(0);

@@ -15,6 +15,7 @@ use kerple_lm::evaluate::{EvalEvent, EvalRequest, Protocol, SegmentCount};
 use kerple_lm::runtime::Runtime;
 use kerple_lm::sweep::{Shard, SweepEvent};
 use kerple_lm::train::TrainEvent;
+use kerple_report::folder::refuse_run_or_corpus;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -39,6 +40,7 @@ const FEWEST_STEPS: u64 = 300;
 
 /// Prepares, trains, evaluates and reports.
 pub fn run(args: &QuickstartArgs) -> CommandResult {
+    refuse_run_or_corpus(&args.out)?;
     if !(args.minutes.is_finite() && args.minutes > 0.0) {
         return Err(CommandError::misuse(
             format!("--minutes {} is out of range, it must be greater than 0", args.minutes),

@@ -10,6 +10,7 @@ use crate::progress::ProgressLine;
 use kerple_experiments::reproduce::{Reproduction, ReproductionRequest, export};
 use kerple_lm::ranks::Ranks;
 use kerple_lm::sweep::Shard;
+use kerple_report::folder::refuse_run_or_corpus;
 use std::ffi::OsString;
 use std::path::Path;
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use std::sync::atomic::AtomicBool;
 
 /// Runs what is not done yet, then makes the pages.
 pub fn run(args: &ReproduceArgs, ranks: &Ranks) -> CommandResult {
+    refuse_run_or_corpus(&args.out)?;
     refuse_ignored(args)?;
     let models_run = !args.pages_only && args.export.is_none() && args.sharing.slurm.is_none();
     let reproduction = Reproduction::new(ReproductionRequest {

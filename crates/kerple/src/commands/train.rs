@@ -25,6 +25,7 @@ fn begin(
     let Some(from) = &args.init_from else {
         let file = args.config.as_ref().expect("--config is required without --init-from");
         let config = RunConfig::read(file, &args.set)?;
+        config.preset_without_effect().iter().for_each(|key| remarkln!("note: no effect: {key}"));
         let source = DataSource::open_until(&config.data, stop)?;
         let plan = Plan::new(&config, source.facts())?;
         return Ok((source, plan));
@@ -63,7 +64,8 @@ pub fn run(args: &TrainArgs, ranks: &Ranks) -> CommandResult {
     );
     plan.keys_without_effect().iter().for_each(|key| remarkln!("note: no effect: {key}"));
     if args.hardware.device == DeviceName::Cpu {
-        remarkln!("{}", plan.training_memory(plan.train.micro_batch_size.unwrap_or(plan.train.batch_size)));
+        let micro_batch = plan.train.micro_batch_size.unwrap_or(plan.train.batch_size);
+        remarkln!("{}", plan.training_memory(micro_batch, runtime.kept_precision()));
     }
     remark_on_kernels(&plan, args.hardware.device);
     let (batches, mut line) = (source.batches(&plan)?, ProgressLine::new());

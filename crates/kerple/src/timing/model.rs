@@ -4,6 +4,7 @@ use super::inputs::noise;
 use super::{Hardware, Measurement, TimedModelOptions, TimedSizes, extra_mib, limits};
 use crate::command_error::CommandError;
 use crate::encodings;
+use crate::output::remarkln;
 use burn::tensor::Device;
 use kerple_burn::heads::Heads;
 use kerple_burn::implementation::Impl;
@@ -13,6 +14,7 @@ use kerple_data::machine::MemoryLimit;
 use kerple_lm::config::{DataConfig, ModelConfig, Preset, RunConfig, TrainConfig};
 use kerple_lm::objective::SequenceBatch;
 use kerple_lm::plan::{DataInfo, Plan};
+use std::path::Path;
 
 /// Tokens per sequence when a model is compared with its reference: several tiles.
 pub const CHECKED_LEN: usize = 200;
@@ -27,6 +29,8 @@ pub struct TimedDevice {
     pub implementation: Impl,
     /// The memory of the device, where it is known.
     pub memory: Option<MemoryLimit>,
+    /// The precision of what layers keep for their backward.
+    pub kept_precision: Precision,
 }
 
 impl TimedDevice {
@@ -38,6 +42,7 @@ impl TimedDevice {
         let runtime = hardware.runtime()?;
         Ok(TimedDevice {
             memory: runtime.limit(),
+            kept_precision: runtime.kept_precision(),
             device: runtime.device,
             name: match hardware.precision {
                 Precision::F32 => hardware.device.to_string(),
@@ -63,7 +68,44 @@ impl TimedDevice {
     }
 }
 
-/// Fails where `--set` gives a number that another option gives too.
+/// Keys of `[train]` that a timed update has.
+const TAKEN: [&str; 5] = ["learning_rate", "adam_betas", "adam_eps", "weight_decay", "grad_clip"];
+
+/// Names keys of a run file that nothing of a timed model depends on.
+fn remark_on_unused(file: &Path, config: &RunConfig) {
+    let values = |of: &RunConfig| serde_json::json!({ "train": of.train, "data": of.data });
+    let usual =
+        RunConfig { train: TrainConfig::default(), data: DataConfig::text(&config.data.path), ..config.clone() };
+    let (own, usual) = (values(config), values(&usual));
+    let sections = ["train", "data"].into_iter().filter_map(|section| Some((section, own[section].as_object()?)));
+    let keys = sections.flat_map(|(section, keys)| keys.iter().map(move |(key, value)| (section, key, value)));
+    let unused = keys
+        .filter(|(section, key, value)| !TAKEN.contains(&key.as_str()) && usual[*section].get(*key) != Some(*value));
+    let unused: Vec<String> = unused.map(|(section, key, value)| format!("{section}.{key} = {value}")).collect();
+    if !unused.is_empty() {
+        remarkln!(
+            "note: {}: not used to time the model: {}; --lengths and --batch give its tokens",
+            file.display(),
+            unused.join(", ")
+        );
+    }
+}
+
+/// Fails where `--set` gives a key that nothing of a timed model depends on.
+fn check_used(options: &TimedModelOptions) -> Result<(), CommandError> {
+    let is_unused = |assignment: &&String| {
+        let key = assignment.split('=').next().and_then(|key| key.trim().strip_prefix("train."));
+        key.is_some_and(|key| !TAKEN.contains(&key))
+    };
+    options.set.iter().find(is_unused).map_or(Ok(()), |assignment| {
+        Err(CommandError::misuse(
+            format!("--set {assignment}: a timed step does not depend on it"),
+            format!("omit it; of [train], {} count", TAKEN.join(", ")),
+        ))
+    })
+}
+
+/// Fails where `--set` gives a value that another option gives too.
 fn check_overrides(options: &TimedModelOptions) -> Result<(), CommandError> {
     let built_in = options.config.is_none();
     for assignment in &options.set {
@@ -110,7 +152,12 @@ impl TimedModel {
         let encoding = options.encoding.as_deref().map(encodings::with_keys).transpose()?;
         check_overrides(options)?;
         let mut config = match &options.config {
-            Some(path) => RunConfig::read(path, &options.set)?,
+            Some(path) => {
+                let read = if encoding.is_some() { RunConfig::read_without_encoding } else { RunConfig::read };
+                let config = read(path, &options.set)?;
+                remark_on_unused(path, &config);
+                config
+            }
             None => {
                 let built_in = RunConfig {
                     seed: 0,
@@ -129,6 +176,7 @@ impl TimedModel {
                 RunConfig::parse(&text, "the built-in run file", &options.set)?
             }
         };
+        check_used(options)?;
         if let Some(encoding) = encoding {
             config.encoding = encoding;
         }
@@ -140,15 +188,20 @@ impl TimedModel {
     /// # Errors
     /// What is wrong with the run file.
     pub fn plan(&self, length: usize, batch: usize) -> Result<Plan, kerple_lm::Error> {
-        let train =
-            TrainConfig { train_len: length, batch_size: batch, micro_batch_size: None, ..self.config.train.clone() };
+        let train = TrainConfig {
+            train_len: length,
+            batch_size: batch,
+            micro_batch_size: None,
+            chunk_len: None,
+            ..self.config.train.clone()
+        };
         let data = DataInfo {
             vocab_size: self.vocab,
             tokenizer: String::new(),
             train_tokens: 1 << 40,
             content: String::new(),
         };
-        Plan::new(&RunConfig { train, ..self.config.clone() }, data)
+        Plan::new(&RunConfig { train, data: DataConfig::text("none"), ..self.config.clone() }, data)
     }
 
     /// Random tokens and targets.

@@ -40,7 +40,8 @@ impl TimedStep {
 
 impl TimedWork for TimedStep {
     fn check_length(&self, length: usize, sizes: TimedSizes) -> CommandResult {
-        Ok(self.0.plan(length, sizes.batch)?.check_training_memory(self.0.on.memory.as_ref())?)
+        let on = &self.0.on;
+        Ok(self.0.plan(length, sizes.batch)?.check_training_memory(on.memory.as_ref(), on.kept_precision)?)
     }
 
     fn time(&self, length: usize, sizes: TimedSizes, report: &mut dyn FnMut(Measurement)) -> CommandResult {
