@@ -173,6 +173,21 @@ impl<'a, T: Number> KeptSlice<'a, T> {
         }
     }
 
+    /// The numbers, in this room, which has as many, if they are not there as they are.
+    #[inline(always)]
+    pub(super) fn read_all<'r>(self, room: &'r mut [T]) -> &'r [T]
+    where
+        'a: 'r,
+    {
+        match self {
+            KeptSlice::Exact(values) => values,
+            KeptSlice::Bf16(_) => {
+                self.write_to(room);
+                room
+            }
+        }
+    }
+
     /// Writes the numbers, by the calling thread.
     ///
     /// # Panics
@@ -194,14 +209,8 @@ impl<'a, T: Number> KeptSlice<'a, T> {
     where
         'a: 'r,
     {
-        match self {
-            KeptSlice::Exact(values) => &values[range],
-            KeptSlice::Bf16(values) => {
-                let room = &mut room[..range.len()];
-                lengthen(&values[range], room);
-                room
-            }
-        }
+        let length = range.len();
+        self.part(range).read_all(&mut room[..length])
     }
 }
 

@@ -28,43 +28,75 @@ const AT_ONCE: usize = 4;
 
 /// `a op(b)`, `[m, n]`.
 pub(super) fn multiply<T: Number>(a: &[T], b: KeptSlice<T>, product: MatmulShape) -> Vec<T> {
-    match b {
-        KeptSlice::Exact(b) => of_matrix(a, b, product),
-        KeptSlice::Bf16(b) => of_matrix(a, Short(b), product),
-    }
-}
-
-fn of_matrix<T: Number>(a: &[T], b: impl Matrix<T>, product: MatmulShape) -> Vec<T> {
     let MatmulShape { m, k, n, b_is_transposed, .. } = product;
     if b_is_transposed { dots(a, b, [m, k, n]) } else { sums_of_rows(a, b, [m, k, n]) }
 }
 
 /// Products with each row of a matrix `[n, k]`.
-fn dots<T: Number>(a: &[T], b: impl Matrix<T>, [m, k, n]: [usize; 3]) -> Vec<T> {
-    let rows = WORTH_A_TASK.div_ceil(k.max(1));
+fn dots<T: Number>(a: &[T], b: KeptSlice<T>, [m, k, n]: [usize; 3]) -> Vec<T> {
+    let rows = WORTH_A_TASK.div_ceil(k);
     let mut by_row = vec![T::ZERO; n * m];
     for_each_task(by_row.chunks_mut(rows * m), |task, dots| {
-        lanes::run(Dots { a, b, k, first: task * rows, dots });
+        let mut room = vec![T::ZERO; k];
+        for (row, dots) in (task * rows..).zip(dots.chunks_exact_mut(m)) {
+            let row = b.part(row * k..(row + 1) * k).read_all(&mut room);
+            lanes::run(Dots { a, row, dots });
+        }
     });
     if m == 1 { by_row } else { (0..m * n).map(|at| by_row[at % n * m + at / n]).collect() }
 }
 
 /// The sum of the rows of a matrix `[k, n]`, each times a number of each row of `a`.
-fn sums_of_rows<T: Number>(a: &[T], b: impl Matrix<T>, [m, k, n]: [usize; 3]) -> Vec<T> {
+fn sums_of_rows<T: Number>(a: &[T], b: KeptSlice<T>, [m, k, n]: [usize; 3]) -> Vec<T> {
     let tasks = (k * n / WORTH_A_TASK).min(k / ROWS_PER_SUM).clamp(1, MOST_SUMS);
     let rows = |task: usize| task * k / tasks..(task + 1) * k / tasks;
     let mut sums = vec![T::ZERO; tasks * m * n];
-    for_each_task(sums.chunks_mut((m * n).max(1)), |task, sums| {
-        lanes::run(SumOfRows { a, b, k, rows: rows(task), n, sums });
+    for_each_task(sums.chunks_mut(m * n), |task, sums| match b {
+        KeptSlice::Exact(b) => lanes::run(SumOfRows { a, b, k, rows: rows(task), n, sums }),
+        KeptSlice::Bf16(b) => lanes::run(SumOfRows { a, b: Short(b), k, rows: rows(task), n, sums }),
     });
     let (all, others) = sums.split_at_mut(m * n);
-    others.chunks_exact(all.len().max(1)).for_each(|sums| reduce::add(all, sums));
+    others.chunks_exact(m * n).for_each(|sums| reduce::add(all, sums));
     sums.truncate(m * n);
     sums
 }
 
+/// Dots of one row of a matrix with each row of `a`.
+struct Dots<'a, R> {
+    a: &'a [R],
+    row: &'a [R],
+    dots: &'a mut [R],
+}
+
+impl<R: Number> SimdKernel<R> for Dots<'_, R> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes<Number = R>>(self, lanes: L) {
+        let Dots { a, row, dots } = self;
+        let k = row.len();
+        let (whole, quads) = (k / L::COUNT * L::COUNT, k / (4 * L::COUNT) * 4 * L::COUNT);
+        for (a, dot) in a.chunks_exact(k).zip(dots) {
+            let mut sums = [lanes.splat(R::ZERO); 4];
+            // SAFETY: both rows have `k` numbers.
+            let add = |at: usize, sum: L::Vector| unsafe {
+                lanes.mul_add(lanes.load(a.as_ptr().add(at)), lanes.load(row.as_ptr().add(at)), sum)
+            };
+            for at in (0..quads).step_by(4 * L::COUNT) {
+                sums = from_fn(|i| add(at + i * L::COUNT, sums[i]));
+            }
+            for at in (quads..whole).step_by(L::COUNT) {
+                sums[0] = add(at, sums[0]);
+            }
+            let [even, odd] = [[0, 2], [1, 3]].map(|[i, j]| lanes.add(sums[i], sums[j]));
+            let rest = (whole..k).fold(R::ZERO, |sum, at| sum + a[at] * row[at]);
+            *dot = lanes.sum(lanes.add(even, odd)) + rest;
+        }
+    }
+}
+
 /// Numbers to read.
-trait Matrix<R: Number>: Copy + Send + Sync {
+trait Matrix<R: Number>: Copy {
     /// How many there are.
     fn len(self) -> usize;
 
@@ -114,46 +146,6 @@ impl<R: Number> Matrix<R> for Short<'_> {
     }
 }
 
-/// Dots of rows of a matrix `[_, k]`, from `first` on, with each row of `a`: `[rows, m]`.
-struct Dots<'a, R, B> {
-    a: &'a [R],
-    b: B,
-    k: usize,
-    first: usize,
-    dots: &'a mut [R],
-}
-
-impl<R: Number, B: Matrix<R>> SimdKernel<R> for Dots<'_, R, B> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<L: Lanes<Number = R>>(self, lanes: L) {
-        let Dots { a, b, k, first, dots } = self;
-        let m = a.len() / k.max(1);
-        assert!((first + dots.len() / m.max(1)) * k <= b.len(), "rows of the matrix");
-        let (whole, quads) = (k / L::COUNT * L::COUNT, k / (4 * L::COUNT) * 4 * L::COUNT);
-        for (row, dots) in dots.chunks_exact_mut(m.max(1)).enumerate() {
-            let start = (first + row) * k;
-            for (a, dot) in a.chunks_exact(k).zip(dots) {
-                let mut sums = [lanes.splat(R::ZERO); 4];
-                // SAFETY: both rows have `k` numbers.
-                let add = |at: usize, sum: L::Vector| unsafe {
-                    lanes.mul_add(lanes.load(a.as_ptr().add(at)), b.load(lanes, start + at), sum)
-                };
-                for at in (0..quads).step_by(4 * L::COUNT) {
-                    sums = from_fn(|i| add(at + i * L::COUNT, sums[i]));
-                }
-                for at in (quads..whole).step_by(L::COUNT) {
-                    sums[0] = add(at, sums[0]);
-                }
-                let [even, odd] = [[0, 2], [1, 3]].map(|[i, j]| lanes.add(sums[i], sums[j]));
-                let rest = (whole..k).fold(R::ZERO, |sum, at| sum + a[at] * b.at(start + at));
-                *dot = lanes.sum(lanes.add(even, odd)) + rest;
-            }
-        }
-    }
-}
-
 /// Adds rows of a matrix `[k, n]`, times numbers of each row of `a`, to `sums`, `[m, n]`.
 struct SumOfRows<'a, R, B> {
     a: &'a [R],
@@ -170,24 +162,24 @@ impl<R: Number, B: Matrix<R>> SimdKernel<R> for SumOfRows<'_, R, B> {
     #[inline(always)]
     fn run<L: Lanes<Number = R>>(self, lanes: L) {
         let SumOfRows { a, b, k, rows, n, sums } = self;
-        assert!(rows.end <= k && k * n <= b.len(), "rows of the matrix");
+        let m = sums.len() / n;
+        assert!(rows.end <= k && k * n <= b.len() && m * k == a.len(), "factors of these sizes");
         let fours = rows.start..rows.end - rows.len() % AT_ONCE;
         for left in (0..n).step_by(COLUMNS) {
             let columns = left..n.min(left + COLUMNS);
             let whole = columns.end - columns.len() % L::COUNT;
             for row in fours.clone().step_by(AT_ONCE) {
                 for column in (columns.start..whole).step_by(L::COUNT) {
-                    // SAFETY: the rows of the matrix have `n` numbers.
-                    let of_rows: [_; AT_ONCE] = from_fn(|i| unsafe { b.load(lanes, (row + i) * n + column) });
-                    for (a, sums) in a.chunks_exact(k).zip(sums.chunks_exact_mut(n)) {
-                        let sums = &mut sums[column..column + L::COUNT];
-                        // SAFETY: as many numbers as a vector has.
-                        unsafe {
-                            let mut sum = lanes.load(sums.as_ptr());
-                            for (of_row, a) in of_rows.into_iter().zip(&a[row..]) {
-                                sum = lanes.mul_add(lanes.splat(*a), of_row, sum);
+                    // SAFETY: the vectors lie within the rows of the matrix and of the sums, and the numbers in those of `a`.
+                    unsafe {
+                        let of_rows: [_; AT_ONCE] = from_fn(|i| b.load(lanes, (row + i) * n + column));
+                        for i in 0..m {
+                            let (a, sums) = (a.as_ptr().add(i * k + row), sums.as_mut_ptr().add(i * n + column));
+                            let mut sum = lanes.load(sums);
+                            for (j, of_row) in of_rows.into_iter().enumerate() {
+                                sum = lanes.mul_add(lanes.splat(*a.add(j)), of_row, sum);
                             }
-                            lanes.store(sums.as_mut_ptr(), sum);
+                            lanes.store(sums, sum);
                         }
                     }
                 }
