@@ -258,6 +258,12 @@ fn check_splits(summary: &CorpusSummary, tally: &Tally) -> Result<()> {
         ));
     }
     let found: u64 = Split::ALL.iter().map(|split| summary.split(*split).documents).sum();
+    if let (0, Some(first)) = (found, tally.skipped.first()) {
+        return Err(Error::refused(
+            format!("no document was found; files that were skipped: {}, the first {first}", tally.not_text),
+            "give files of text; MIDI files need --tokenizer remi or groove",
+        ));
+    }
     Err(Error::refused(
         format!(
             "the {name} split is empty: it needs at least 1 document, and {found} distinct documents were found in all"

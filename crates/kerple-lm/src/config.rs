@@ -374,8 +374,8 @@ impl RunConfig {
     /// # Errors
     /// As [`RunConfig::read`].
     pub fn read_without_encoding(file: &Path, overrides: &[String]) -> Result<RunConfig> {
-        RunConfig::read(file, overrides).or_else(|error| {
-            let text = kerple_run::files::read_text(file).unwrap_or_default();
+        let text = kerple_run::files::read_text(file).map_err(Error::io(file, "read the run file"))?;
+        RunConfig::parse(&text, &file.display().to_string(), overrides).or_else(|error| {
             // where anything else is wrong, it still is, and the lines of the first error are those of the file
             RunConfig::parse(&format!("encoding = \"none\"\n{text}"), "", overrides).map_err(|_| error)
         })

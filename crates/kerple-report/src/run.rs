@@ -60,6 +60,16 @@ impl Run {
         let mut kernels: Vec<KernelSnapshot> = kernels.unwrap_or_default();
         kernels.sort_by_key(|snapshot| snapshot.step);
         let evaluations = without_repeated_evaluations(evaluations, &mut notes);
+        let is_other = |of_row: u64, of_plan: Option<u64>| of_plan.is_some_and(|of_plan| of_plan != of_row);
+        let is_of_plan =
+            |row: &&EvaluationRow| !is_other(row.seed, plan.seed) && !is_other(row.train_len, plan.train_len);
+        if let Some(row) = evaluations.iter().find(|row| !is_of_plan(row)) {
+            notes.push(format!(
+                "evaluation.jsonl has rows of seed {}, trained at {}, which plan.json contradicts; tables show what the rows \
+                 have, and `kerple verify` checks both files",
+                row.seed, row.train_len
+            ));
+        }
         let mut run = Run {
             folder: folder.to_owned(),
             name: String::new(),

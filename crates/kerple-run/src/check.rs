@@ -58,6 +58,14 @@ impl EvaluationRow {
             if let Some(values) = list.as_ref().filter(|values| values.len() as u64 != expected) {
                 return Some(format!("{name} has {} values; expected {expected}", values.len()));
             }
+            // a mean of them, by the tokens of each
+            let values = list.iter().flatten();
+            let least = values.clone().copied().fold(f64::INFINITY, f64::min);
+            let most = values.clone().copied().fold(f64::NEG_INFINITY, f64::max);
+            let is_within = (nll >= least || agree(nll, least)) && (nll <= most || agree(nll, most));
+            if values.clone().next().is_some() && values.clone().all(|value| value.is_finite()) && !is_within {
+                return Some(format!("nll is {nll}, but {name} has values from {least} to {most}"));
+            }
         }
         if let Some(parts) = &self.nll_by_own_context {
             let counted: u128 = parts.iter().map(|part| u128::from(part.tokens)).sum();
@@ -139,7 +147,7 @@ mod tests {
     fn every_false_value_is_found() {
         assert_eq!(row().contradiction(), None);
         type Change = fn(&mut EvaluationRow);
-        let changes: [(Change, &str); 18] = [
+        let changes: [(Change, &str); 19] = [
             (|row| row.perplexity = 4.4, "the perplexity is 4.4, but exp(nll) is 4.48"),
             (|row| row.nll = 1.4, "exp(nll) is 4.05"),
             (|row| row.bits_per_byte = Some(1.0), "bits_per_byte is 1, but nll, tokens and bytes give 1.08"),
@@ -147,6 +155,7 @@ mod tests {
             (|row| row.bytes = None, "the row has no bytes"),
             (|row| row.tokens = 0, "0 tokens of 2 windows of 4"),
             (|row| (row.tokens, row.task) = (9, None), "9 tokens are scored, but 2 windows of 4 contain fewer"),
+            (|row| row.nll_by_segment = Some(vec![2.0, 3.0]), "nll is 1.5, but nll_by_segment has values from 2 to 3"),
             (|row| row.nll_by_position = Some(vec![1.0]), "nll_by_position has 1 values; expected 4"),
             (|row| row.nll_by_segment = Some(vec![1.0; 3]), "nll_by_segment has 3 values; expected 2"),
             (
@@ -178,7 +187,8 @@ mod tests {
 
     #[test]
     fn what_overflowed_agrees_with_itself() {
-        let mut row = EvaluationRow { task: None, bytes: None, bits_per_byte: None, ..row() };
+        let lists = EvaluationRow { nll_by_position: None, nll_by_segment: None, ..row() };
+        let mut row = EvaluationRow { task: None, bytes: None, bits_per_byte: None, ..lists };
         for nll in [800.0, f64::INFINITY, f64::NAN] {
             (row.nll, row.perplexity) = (nll, nll.exp());
             assert_eq!(row.contradiction(), None, "{nll}");

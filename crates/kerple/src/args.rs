@@ -402,7 +402,8 @@ pub struct SampleArgs {
     pub prompt_midi: Option<PathBuf>,
     /// Number of bars of --prompt-midi.
     // clap does not ask for what it requires where that conflicts with another option
-    #[arg(long, default_value_t = 2, requires = "prompt_midi", conflicts_with = "prompt")]
+    #[arg(long, default_value_t = 2, requires = "prompt_midi", conflicts_with = "prompt",
+        value_parser = clap::value_parser!(u64).range(1..))]
     pub bars: u64,
     /// Write the music as a MIDI file.
     #[arg(long, value_name = "FILE")]
@@ -429,9 +430,9 @@ pub struct SampleArgs {
     pub rope_scaling: Option<RopeScaling>,
     #[command(flatten)]
     pub hardware: Hardware,
-    /// Seed for sampling.
-    #[arg(long, default_value_t = 0)]
-    pub seed: u64,
+    /// Seed for sampling [default: 0].
+    #[arg(long)]
+    pub seed: Option<u64>,
 }
 
 #[cfg(feature = "music-lra")]

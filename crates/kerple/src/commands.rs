@@ -44,6 +44,7 @@ use without_reproductions as reproductions;
 
 use crate::args::Hardware;
 use crate::command_error::{CommandError, CommandResult};
+use crate::memory;
 use crate::output::remarkln;
 use crate::progress::duration;
 use kerple_burn::device::DeviceName;
@@ -62,6 +63,11 @@ pub fn check_target(path: &Path) -> CommandResult {
     if path.is_dir() {
         let message = format!("{} is a folder", path.display());
         return Err(CommandError::misuse(message, "give the path of a file, which will be written"));
+    }
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    if let Some(folder) = folder.filter(|folder| !folder.exists()) {
+        let message = format!("{}: the folder {} does not exist", path.display(), folder.display());
+        return Err(CommandError::misuse(message, "create the folder, or give another path"));
     }
     let is_beside = |name: &str| path.with_file_name(name).is_file();
     if path.exists() && (is_beside(kerple_run::PLAN_FILE) || is_beside("meta.json")) {
@@ -116,7 +122,16 @@ pub fn load_to_generate(run: &RunFolder, hardware: &Hardware) -> Result<(Runtime
     let runtime = hardware.runtime_to_generate()?;
     let TrainedModel { plan, state, model, notes } = run.load(&runtime.device, false)?;
     let model = model.with_implementation(runtime.implementation);
-    let model = if hardware.holds_short_matrices() { model.with_short_matrices() } else { model };
+    let model = match hardware.holds_short_matrices() {
+        true => {
+            // what holds the long ones
+            memory::return_freed();
+            let short = model.with_short_matrices();
+            memory::keep_freed();
+            short
+        }
+        false => model,
+    };
     Ok((runtime, TrainedModel { plan, state, model, notes }))
 }
 

@@ -85,6 +85,10 @@ fn threads_are_an_option_of_everything_that_runs() {
         assert!(said.contains(&format!("error: KERPLE_THREADS={threads}: ")) && said.contains(limit), "{said}");
         assert!(said.contains("hint: set KERPLE_THREADS") && !said.contains("--threads"), "{said}");
     }
+    for arguments in [&[][..], &["kernel"]] {
+        let said = remarks(place.command(arguments).env("KERPLE_THREADS", "1"));
+        assert!(said.contains("error: no command was given\n\nhint: `kerple --help` lists"), "{arguments:?}: {said}");
+    }
     for (before, after, says) in [
         (&["--threads", "1"][..], &["--threads=2"][..], "'--threads' cannot be used multiple times"),
         (&["--color=never"], &["--color", "always"], "'--color' cannot be used multiple times"),

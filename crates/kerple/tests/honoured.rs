@@ -357,10 +357,54 @@ fn a_comparison_names_what_it_replaces() {
         ["compare", "--config", "bare.toml", "--encodings", "alibi", "--lengths", "16,32", "--json", "--out", "bare"];
     let [first, again] = [place.ok(&bare), place.ok(&bare)];
     assert!(first.lines().count() == 3 && first == again, "{first}\n{again}");
+    let output = place.run(&compare(&["--encodings", "alibi,rotary", "--seeds", "2", "--slurm", "5"]));
+    let noted = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(noted.contains("note: --slurm 5: there are 4 runs, so 1 tasks have none"), "{noted}");
     // what is printed can be typed
     let (_, command) = said.split_once("run `kerple ").unwrap();
     let command: Vec<&str> = command.split('`').next().unwrap().split(' ').collect();
     place.ok(&command);
+}
+
+/// Where something else gives the encoding, the rest of the run file still counts.
+#[test]
+fn a_run_file_that_is_missing_is_not_an_empty_one() {
+    let place = Place::new();
+    for command in [
+        &["compare", "--encodings", "alibi", "--tasks", "flipflop", "--out", "out"][..],
+        &["kernel", "search", "--budget", "1", "--out", "out"],
+        &["bench", "step", "--encoding", "alibi", "--lengths", "8"],
+    ] {
+        refused(&place, &[command, &["--config", "missing.toml"]].concat(), "missing.toml: cannot read the run file");
+        assert!(!place.path("out").exists(), "{command:?}");
+    }
+}
+
+#[test]
+fn options_of_sampling_without_an_effect_are_named() {
+    let place = with_runs();
+    let said = |options: &[&'static str]| {
+        let output = place.run(&[&["sample", "run", "--max-new-tokens", "2"], options].concat());
+        assert!(output.status.success(), "{options:?}");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    for (options, note) in [
+        (&["--temperature", "0", "--seed", "3", "--top-p", "0.5"][..], "with --temperature 0: --top-p 0.5, --seed 3"),
+        (&["--top-k", "1", "--temperature", "2"], "with --top-k 1: --temperature 2"),
+        (&["--top-p", "0.0", "--top-k", "5"], "with --top-p 0: --top-k 5"),
+    ] {
+        assert!(said(options).contains(&format!("note: no effect {note}\n")), "{options:?}: {}", said(options));
+    }
+    for options in [&["--temperature", "0"][..], &["--temperature", "1", "--seed", "3", "--top-k", "4"]] {
+        assert!(!said(options).contains("no effect"), "{options:?}");
+    }
+}
+
+#[test]
+fn runs_and_expressions_are_not_plotted_together() {
+    let place = with_runs();
+    let both = ["kernel", "plot", "run", "log(b=1, a=1)"];
+    refused(&place, &both, "run is a folder and log(b=1, a=1) is not");
 }
 
 #[test]
@@ -371,7 +415,8 @@ fn a_text_is_never_one_of_two() {
     place.write("plain.txt", "some words");
     place.write("twice.csv", "text,text\na,b\n");
     let prepare = |input: &'static str| ["prepare", "--out", "out", "--input", input];
-    refused(&place, &prepare("twice.jsonl"), "twice.jsonl, line 1: column ");
+    let said = refused(&place, &prepare("twice.jsonl"), "twice.jsonl, line 1: column ");
+    assert!(said.contains("hint: keep one of the two"), "{said}");
     refused(
         &place,
         &[&prepare("plain.txt")[..], &["--text-key", "body"]].concat(),

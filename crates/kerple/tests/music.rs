@@ -48,11 +48,24 @@ fn music_is_learned_and_written() {
         (&["sample", "run", "--prompt-midi", "run.toml"], "run.toml: not a MIDI file"),
         (&["sample", "run", "--prompt", "Bar_None", "--bars", "1"], "cannot be used with '--bars"),
         (&["sample", "run", "--top-p", "2"], "--top-p 2 is out of range"),
+        (&["sample", "run", "--prompt-midi", "midi/00.mid", "--bars", "0"], "0 is not in 1.."),
+        (&["sample", "run", "--midi", "one", "--svg", "./one"], "--svg ./one: --midi is the same file"),
+        (
+            &["sample", "run", "--prompt-midi", "midi/00.mid", "--midi", "midi/00.mid"],
+            "--midi midi/00.mid: --prompt-midi is the same file",
+        ),
+        (&["sample", "run", "--midi", "run/plan.json"], "run/plan.json is a file of a run"),
+        (&["sample", "run", "--svg", "missing/out.svg"], "the folder missing does not exist"),
+        (&["prepare", "--input", "midi", "--out", "bytes"], "files that were skipped: 96, the first midi/00.mid"),
     ] {
         let output = place.run(arguments);
         let message = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(!output.status.success() && message.contains(said), "{message}");
+        assert!(output.stdout.is_empty(), "{arguments:?}: nothing is sampled before it is refused");
     }
+    let all = place.run(&["sample", "run", "--prompt-midi", "midi/00.mid", "--bars", "9", "--max-new-tokens", "1"]);
+    let message = String::from_utf8_lossy(&all.stderr).into_owned();
+    assert!(all.status.success() && message.contains("midi/00.mid has fewer than 9 bars"), "{message}");
     place.ok(&["verify", "data", "run"]);
 }
 

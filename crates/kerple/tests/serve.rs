@@ -92,6 +92,8 @@ fn what_cannot_be_served_is_said_before_anything_listens() {
         (&["run", "--max-queue", "100000"], "at most 65536"),
         (&["run", "--max-body", "2000"], "at most 1024"),
         (&["run", "--connections", "0"], "at least 1"),
+        (&["run", "--allow-host", "gpu7.example:8000"], "without scheme and port"),
+        (&["run", "--allow-host", "http://gpu7.example"], "without scheme and port"),
     ] {
         let (code, told) = refused(arguments);
         assert!(code == Some(2) && told.contains(says), "{arguments:?}: {code:?} {told}");

@@ -71,6 +71,8 @@ fn folders_of_runs_are_looked_at_whole() {
     }
     let (_, said, _) = verified(&place, &["two", "--json"]);
     assert_eq!(said.lines().count(), 2, "{said}");
+    let (code, _, remarks) = verified(&place, &["text"]);
+    assert!(code == Some(2) && remarks.contains("hint: give a run (it has plan.json), a prepared corpus"), "{remarks}");
 }
 
 #[test]

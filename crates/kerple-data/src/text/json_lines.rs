@@ -94,7 +94,11 @@ fn strict_text(line: &[u8], key: &str) -> std::result::Result<String, (String, &
         let message = error.to_string();
         let cause = message.split(" at line ").next().unwrap_or_default();
         let column = Some(error.column()).filter(|column| *column > 0).map(|column| format!("column {column}: "));
-        (column.unwrap_or_default() + cause, "every line must be a JSON object; is the file truncated?")
+        let hint = match cause.contains("` occurs twice") {
+            true => "keep one of the two in the file",
+            false => "every line must be a JSON object; is the file truncated?",
+        };
+        (column.unwrap_or_default() + cause, hint)
     };
     let (value, keys) = value_at(line, key).map_err(wrong)?;
     let Some(value) = value else {
@@ -120,11 +124,12 @@ fn value_at<'l>(object: &'l [u8], key: &str) -> serde_json::Result<(Option<&'l R
         reader.end().map(|()| fields)
     };
     let ObjectFields { mut value, keys } = fields(key)?;
-    if value.is_none()
-        && let Some((outer, inner)) = key.split_once('.')
+    if let Some((outer, inner)) = key.split_once('.')
         && let Some(within) = fields(outer)?.value.filter(|within| within.get().starts_with('{'))
+        && let Some(nested) = value_at(within.get().as_bytes(), inner)?.0
+        && value.replace(nested).is_some()
     {
-        value = value_at(within.get().as_bytes(), inner)?.0;
+        return Err(serde::de::Error::custom(format!("`{key}` occurs twice, once as `{inner}` under `{outer}`")));
     }
     Ok((value, keys))
 }
@@ -196,6 +201,9 @@ mod tests {
     #[test]
     fn errors_name_line_and_cause() {
         insta::assert_snapshot!(failure("{\"text\":\"a\"}\n{\"text\":\"b"), @"x.jsonl, line 2: column 10: EOF while parsing a string");
+        insta::assert_snapshot!(failure("{\"text\":\"a\",\"text\":\"b\"}"), @"x.jsonl, line 1: column 23: `text` occurs twice");
+        let both = text(b"{\"a.b\":\"1\",\"a\":{\"b\":\"2\"}}", "a.b");
+        insta::assert_snapshot!(both.unwrap_err().0, @"`a.b` occurs twice, once as `b` under `a`");
         insta::assert_snapshot!(failure("[1]"), @"x.jsonl, line 1: invalid type: sequence, expected a map");
         insta::assert_snapshot!(failure("{\"body\":\"a\",\"id\":1}"), @"x.jsonl, line 1: no key is called `text`; the keys are: body, id");
         insta::assert_snapshot!(failure("{\"text\":[\"a\"]}"), @r#"x.jsonl, line 1: `text` is not a string: ["a"]"#);

@@ -103,6 +103,18 @@ fn a_plan_alone_makes_a_report() {
 }
 
 #[test]
+fn rows_that_contradict_the_plan_are_noted() {
+    let root = tempfile::tempdir().unwrap();
+    run(root.path(), "alibi", 1, &[(64, 20.0)]);
+    let path = root.path().join("runs/alibi #1").join(kerple_run::PLAN_FILE);
+    let mut plan: Value = kerple_run::read_json(&path).unwrap();
+    plan["seed"] = json!(2);
+    write_json(&path, &plan).unwrap();
+    let text = table_text(&report(&root).unwrap().results);
+    assert!(text.contains("rows of seed 1, trained at 64, which plan.json contradicts"), "{text}");
+}
+
+#[test]
 fn the_reference_can_be_chosen_and_must_exist() {
     let root = complete();
     run(root.path(), "alibi", 1, &[(64, 21.0)]);

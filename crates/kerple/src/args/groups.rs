@@ -115,9 +115,9 @@ pub struct Hardware {
     pub device: DeviceName,
     /// Precision of the inputs of matrix products, which accumulate in f32: f32, or rounded to tf32
     /// or bf16, which GPUs with matrix units multiply faster, and processors with AMX the bf16 of
-    /// linear layers (AVX512-BF16 does too, not always faster). Everything else is f32: weights,
-    /// optimizer state, norms, softmax, losses, positions. The precision is not part of a plan;
-    /// sessions.jsonl records it.
+    /// linear layers (AVX512-BF16 does too, not always faster). Everything else is f32: weights
+    /// (in `kerple sample` and `kerple serve` on CPUs bf16 too), optimizer state, norms, softmax,
+    /// losses, positions. The precision is not part of a plan; sessions.jsonl records it.
     #[arg(long, value_name = "PRECISION", default_value = "f32")]
     pub precision: Precision,
 }

@@ -15,8 +15,12 @@ pub fn failure(error: &clap::Error, arguments: &[OsString]) -> CommandError {
     let what = &text[..end.unwrap_or(text.len())];
     let (what, tips) = what.split_once("\n\n  tip: ").map_or((what, None), |(what, tips)| (what, Some(tips)));
     let what = what.strip_prefix("error: ").unwrap_or(what).trim_end();
-    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+    let shows_help = error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
+    if shows_help {
         crate::output::remark(format_args!("{}\n", error.render().ansi()));
+    }
+    // where a variable counts as an argument, there is no help
+    if shows_help || error.kind() == ErrorKind::MissingSubcommand {
         return CommandError::misuse(
             "no command was given",
             "`kerple --help` lists the commands; `kerple quickstart` runs an example",

@@ -39,7 +39,7 @@ pub struct ServeArgs {
     pub max_body: Option<usize>,
     /// Another host name that requests may address, besides localhost, this machine's addresses and
     /// --host; may be repeated.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = host_name)]
     pub allow_host: Vec<String>,
     #[command(flatten)]
     pub hardware: Hardware,
@@ -62,5 +62,14 @@ fn queue(text: &str) -> Result<usize, String> {
     match count(text)? {
         number if number <= MOST_QUEUED => Ok(number),
         _ => Err(format!("it must be at most {MOST_QUEUED}")),
+    }
+}
+
+/// A name as requests have it, where nothing else could ever be allowed.
+fn host_name(text: &str) -> Result<String, String> {
+    let is_name = text.chars().all(|letter| letter.is_ascii_alphanumeric() || "-._".contains(letter));
+    match is_name || (text.starts_with('[') && text.ends_with(']')) {
+        true => Ok(text.to_owned()),
+        false => Err("it must be the name of a host, such as gpu7.example, without scheme and port".to_owned()),
     }
 }

@@ -84,6 +84,14 @@ pub fn run(args: &CompareArgs, ranks: &Ranks) -> CommandResult {
         // what every job of the array would refuse is refused here
         let stop = stop_flag();
         comparisons.iter().try_for_each(|comparison| comparison.check_for_elsewhere(&stop))?;
+        let runs = (comparisons.len() * encodings.len()).saturating_mul(args.seeds as usize);
+        if array.tasks > runs {
+            remarkln!(
+                "note: --slurm {}: there are {runs} runs, so {} tasks have none",
+                array.tasks,
+                array.tasks - runs
+            );
+        }
         let pages = ["report".into(), (&args.out).into(), "--out".into(), args.out.join("report").into()];
         return slurm::write_and_print(&args.out, array, &pages);
     }

@@ -167,15 +167,15 @@ fn no_picture(encoding: &Encoding, option: &str) -> CommandError {
 
 fn one(args: &DescribeArgs, encoding: &Encoding) -> CommandResult {
     let (heads, length) = (args.heads.unwrap_or(PICTURE.0), args.length.unwrap_or(PICTURE.1));
-    if heads == 0 || length < 2 {
+    if length < 2 {
         return Err(CommandError::misuse(
-            "the picture is too small, it needs at least 1 head and 2 length",
-            "raise --heads or --length",
+            format!("--length {length} is out of range, it must be at least 2"),
+            "give at least 2 distances, e.g. --length 512",
         ));
     }
     if heads.saturating_mul(length) > MOST_VALUES {
         return Err(CommandError::misuse(
-            format!("{heads} heads times {length} length exceed the limit of {MOST_VALUES} values"),
+            format!("{heads} heads times {length} distances exceed the limit of {MOST_VALUES} values"),
             "lower --heads or --length",
         ));
     }

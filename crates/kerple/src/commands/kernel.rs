@@ -52,6 +52,13 @@ pub fn run(args: &KernelArgs) -> CommandResult {
                     "give run folders, or omit --effective-lengths",
                 ));
             }
+            let is_run = |what: &&String| Path::new(what).is_dir();
+            if let (Some(run), Some(other)) = (what.iter().find(is_run), what.iter().find(|what| !is_run(what))) {
+                return Err(CommandError::misuse(
+                    format!("{run} is a folder and {other} is not; runs and expressions are not plotted together"),
+                    "give run folders only, or expressions only",
+                ));
+            }
             let plot = match what.iter().all(|what| Path::new(what).is_dir()) {
                 true if *effective_lengths => reach_of_runs(what)?,
                 true => kernels_of_runs(what, *length, *log)?,

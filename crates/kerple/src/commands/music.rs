@@ -36,11 +36,16 @@ impl MusicSampler {
 
     /// The events to continue: words, or the first bars of a MIDI file.
     pub fn prompt(&self, args: &SampleArgs, tokenizer: &Tokenizer) -> Result<Vec<u32>, CommandError> {
+        check_files(args)?;
         let mut tokens = match &args.prompt_midi {
             None => tokenizer.encode(&args.prompt)?,
             Some(path) => {
                 let tokens = self.vocabulary.tokens(&read_piece(path)?)?;
-                tokens[..self.vocabulary.prompt_len(&tokens, args.bars)].to_vec()
+                let len = self.vocabulary.prompt_len(&tokens, args.bars);
+                if len == tokens.len() && len == self.vocabulary.prompt_len(&tokens, args.bars - 1) {
+                    remarkln!("note: {} has fewer than {} bars; all of it is the prompt", path.display(), args.bars);
+                }
+                tokens[..len].to_vec()
             }
         };
         if tokens.first() != Some(&self.vocabulary.begin()) {
@@ -61,15 +66,31 @@ impl MusicSampler {
     pub fn save(&self, args: &SampleArgs, tokens: &[u32]) -> CommandResult {
         let piece = self.vocabulary.piece(tokens);
         if let Some(path) = &args.midi {
-            check_target(path)?;
             piece.write(path)?;
         }
         if let Some(path) = &args.svg {
-            let title = format!("{}, seed {}", args.run.display(), args.seed);
+            let title = format!("{}, seed {}", args.run.display(), args.seed.unwrap_or(0));
             write_file(path, &roll(title, &piece).file())?;
         }
         Ok(())
     }
+}
+
+/// Refuses files that could not be written, or would replace each other, before music is sampled for them.
+fn check_files(args: &SampleArgs) -> CommandResult {
+    let options = [("--prompt-midi", &args.prompt_midi), ("--midi", &args.midi), ("--svg", &args.svg)];
+    let files: Vec<(&str, &Path)> = options.iter().filter_map(|(name, file)| Some((*name, file.as_deref()?))).collect();
+    for (at, (option, file)) in files.iter().enumerate() {
+        let is_same = |earlier: &Path| std::path::absolute(earlier).ok() == std::path::absolute(file).ok();
+        if let Some((other, _)) = files[..at].iter().find(|(_, earlier)| is_same(earlier)) {
+            let message = format!("{option} {}: {other} is the same file", file.display());
+            return Err(CommandError::misuse(message, "give each option a file of its own"));
+        }
+        if *option != "--prompt-midi" {
+            check_target(file)?;
+        }
+    }
+    Ok(())
 }
 
 /// A picture of a piece, time in beats.

@@ -44,12 +44,15 @@ pub fn run(args: &SampleArgs) -> CommandResult {
     })?;
     remark_on_horizon(&model.trunk.encoding, prompt.len() + args.max_new_tokens);
     remark_on_kernels(&plan, args.hardware.device);
+    if let Some(note) = without_effect(args) {
+        remarkln!("note: {note}");
+    }
     let (temperature, top_p) = music.as_ref().map_or((0.8, 1.0), MusicSampler::temperature_and_top_p);
     let draw = SamplingParams {
         temperature: args.temperature.unwrap_or(temperature),
         top_k: args.top_k,
         top_p: args.top_p.unwrap_or(top_p),
-        seed: args.seed,
+        seed: args.seed.unwrap_or(0),
     };
     let mut sampled = Sampled {
         decoder: tokenizer.decoder(),
@@ -83,6 +86,24 @@ fn check_range(option: &str, value: Option<f64>, most: f64, hint: &str) -> Comma
     let Some(value) = value.filter(|value| !(value.is_finite() && (0.0..=most).contains(value))) else { return Ok(()) };
     let limit = if most == f64::MAX { "at least 0".to_owned() } else { format!("between 0 and {most}") };
     Err(CommandError::misuse(format!("{option} {value} is out of range, it must be {limit}"), hint))
+}
+
+/// Options that change nothing with the one that takes the likeliest token each time.
+fn without_effect(args: &SampleArgs) -> Option<String> {
+    let top_k = Some(args.top_k).filter(|count| *count > 0);
+    // each with the value that takes the likeliest token; there is none for the seed
+    let options = [
+        ("--temperature", args.temperature.map(|value| value.to_string()), "0"),
+        ("--top-k", top_k.map(|value| value.to_string()), "1"),
+        ("--top-p", args.top_p.map(|value| value.to_string()), "0"),
+        ("--seed", args.seed.map(|value| value.to_string()), ""),
+    ];
+    let given = options.into_iter().filter_map(|(option, value, likeliest)| Some((option, value?, likeliest)));
+    let mut given: Vec<(String, bool)> =
+        given.map(|(option, value, likeliest)| (format!("{option} {value}"), value == likeliest)).collect();
+    let (likeliest, _) = given.remove(given.iter().position(|(_, is_likeliest)| *is_likeliest)?);
+    let others: Vec<String> = given.into_iter().map(|(option, _)| option).collect();
+    (!others.is_empty()).then(|| format!("no effect with {likeliest}: {}", others.join(", ")))
 }
 
 /// The tokens to go on from, after the one that is in front of a text.

@@ -31,6 +31,10 @@ pub fn run(args: &ServeArgs) -> CommandResult {
     let hosts = hosts(args, &address);
     let served = ServedModel { name: name(args), plan, step: state.step, model, tokenizer, special, limits, hosts };
     served.check(runtime.limit().as_ref())?;
+    if args.max_num_seqs > args.max_queue {
+        let (queue, together) = (args.max_queue, args.max_num_seqs);
+        remarkln!("note: --max-queue {queue} allows fewer sequences at the same time than --max-num-seqs {together}");
+    }
     if !address.ip().is_loopback() {
         remarkln!("note: other machines can reach {}, and no key is required", address.ip());
     }

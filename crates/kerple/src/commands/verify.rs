@@ -40,6 +40,9 @@ pub fn run(args: &VerifyArgs) -> CommandResult {
     })
 }
 
+const WHAT_IS_VERIFIED: &str = "give a run (it has plan.json), a prepared corpus (it has meta.json), a folder that contains \
+    them, or the prefix of .bin and .idx files";
+
 /// What is looked at as one.
 struct VerifiedItem {
     kind: ItemKind,
@@ -137,7 +140,11 @@ impl VerifiedItem {
                     read.insert(report.content.clone());
                     (report.to_string().lines().map(str::to_owned).collect(), Vec::new())
                 }
-                Err(error) => (Vec::new(), vec![error.into()]),
+                Err(error) => {
+                    let error = CommandError::from(error);
+                    let hint = if error.code == 2 { WHAT_IS_VERIFIED.to_owned() } else { error.hint };
+                    (Vec::new(), vec![CommandError { hint, ..error }])
+                }
             },
             ItemKind::Manifest => {
                 let found = reproductions::verify(&self.path, &self.place);
