@@ -119,12 +119,14 @@ fn nested_keys_lead_to_texts() {
     assert_eq!(total(&with("content.text").unwrap().0), 100);
     let error = with("content.body").unwrap_err();
     assert!(error.to_string().contains("no key is called `content.body`"), "{error}");
-    // a key with a dot in its name comes first
-    let dotted: String =
-        documents(0, 100).iter().map(|text| format!("{{\"a.b\": {text:?}, \"a\": {{\"b\": \"no\"}}}}\n")).collect();
-    let (_, out) =
-        run(folder(&[("a.jsonl", &dotted)]).path(), |options| options.text_key = Some("a.b".to_owned())).unwrap();
+    let line =
+        |body: &str| documents(0, 100).iter().map(|text| format!("{{\"a.b\": {text:?}{body}}}\n")).collect::<String>();
+    let of =
+        |lines: String| run(folder(&[("a.jsonl", &lines)]).path(), |options| options.text_key = Some("a.b".to_owned()));
+    let (_, out) = of(line(", \"a\": {\"c\": \"no\"}")).unwrap();
     assert!(texts(&out, Split::Train).starts_with("document "));
+    let error = of(line(", \"a\": {\"b\": \"no\"}")).unwrap_err();
+    assert!(error.to_string().contains("line 1: `a.b` occurs twice, once as `b` under `a`"), "{error}");
 }
 
 #[test]
