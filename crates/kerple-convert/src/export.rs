@@ -112,6 +112,7 @@ pub fn export(run: &RunFolder, to: &Path, options: &ExportOptions) -> Result<Exp
     };
     drawn::list(&drawn, &mut config);
     let tensors = weights::ExportTensors::new(chosen.family, &plan, file, drawn, options);
+    notes.extend(tensors.beyond_shards(options));
     config.extend(tokens.ids());
     let name = options.precision.torch();
     config.extend([("dtype", name), ("torch_dtype", name)].map(|(key, value)| (key.to_owned(), Value::from(value))));

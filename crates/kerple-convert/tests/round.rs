@@ -116,10 +116,7 @@ fn our_own_files_come_back_as_the_plans_they_were() {
     let own = export::ExportOptions { family: Some(ModelFamily::Kerple), ..export::ExportOptions::default() };
     let linear = "[model.block.attention.linear]\nn_features = 16\n";
     let layers = "[model.block]\nsink = \"learned\"\nssmax = 0.5\nattn_softcap = 30.0\n[model.layers.near]\nevery = 2\nwindow = 4\n[model.layers.still]\nat = [0]\nencoding = \"t5\"\n";
-    // those that exports refuse by name
-    const REFUSED: [&str; 8] =
-        ["kerple_positions", "wall", "grape_ap", "path", "selective_rope", "rotary_positions", "pope", "fope"];
-    for kind in kerple_core::encoding::METHODS.into_iter().filter(|kind| !REFUSED.contains(kind)) {
+    for kind in kerple_core::encoding::METHODS {
         let model = if kind.ends_with("_spe") { linear } else { "" };
         let (before, after) = goes_round(&of(&format!("\"{kind}\""), model), &own);
         let said = |plan: &Plan| (plan.seed, plan.train_len, plan.encoding.clone(), plan.model.clone());
@@ -139,6 +136,19 @@ fn our_own_files_come_back_as_the_plans_they_were() {
         let (before, after) = goes_round(&of(encoding, model), &own);
         assert_eq!((before.encoding, before.model), (after.encoding, after.model));
     }
+}
+
+#[test]
+fn tensors_that_are_larger_than_a_file_is_to_be_are_named() {
+    let place = tempfile::tempdir().unwrap();
+    let run = run(&place.path().join("run"), ModelFamily::Kerple, &of("\"kerple_log\"", ""));
+    let noted = |out: &str, max_shard_size| {
+        let options = export::ExportOptions { max_shard_size, ..Default::default() };
+        export(&run, &place.path().join(out), &options).unwrap().notes
+    };
+    let says =
+        |notes: Vec<String>| notes.iter().any(|note| note.contains("--max-shard-size 100: a tensor is never split"));
+    assert!(says(noted("small", 100)) && !says(noted("large", 1 << 30)));
 }
 
 #[test]

@@ -145,11 +145,22 @@ impl<'a> ExportTensors<'a> {
         }
     }
 
+    /// What to say of tensors that are larger than a file is to be.
+    pub(super) fn beyond_shards(&self, options: &ExportOptions) -> Option<String> {
+        let most = options.max_shard_size;
+        let beyond: Vec<&ExportTensor> = self.all.iter().filter(|tensor| size(tensor, options) > most).collect();
+        let largest = beyond.iter().max_by_key(|tensor| size(tensor, options))?;
+        Some(format!(
+            "--max-shard-size {most}: a tensor is never split, and larger than that are {}; the largest is {} of {} bytes",
+            beyond.len(),
+            largest.name,
+            size(largest, options)
+        ))
+    }
+
     /// Writes all files and returns the bytes of the tensors.
     pub(super) fn write(&self, folder: &ExportFolder, options: &ExportOptions) -> Result<u64> {
-        let size = |tensor: &ExportTensor| {
-            tensor.shape.iter().product::<usize>() as u64 * precision(tensor, options).bytes() as u64
-        };
+        let size = |tensor: &ExportTensor| size(tensor, options);
         let mut shards: Vec<Vec<&ExportTensor>> = vec![Vec::new()];
         let mut held = 0;
         for tensor in &self.all {
@@ -204,6 +215,11 @@ impl<'a> ExportTensors<'a> {
 
 fn precision(tensor: &ExportTensor, options: &ExportOptions) -> ExportPrecision {
     if tensor.exact { ExportPrecision::F32 } else { options.precision }
+}
+
+/// Bytes that it takes in a file.
+fn size(tensor: &ExportTensor, options: &ExportOptions) -> u64 {
+    tensor.shape.iter().product::<usize>() as u64 * precision(tensor, options).bytes() as u64
 }
 
 /// The values of one of our tensors.
