@@ -44,8 +44,8 @@ pub fn refuse_run_or_corpus(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Refuses the folder of a run or a corpus, a folder with pages that no report of kerple wrote, or with those of another kind, whose numbers are not in the
-/// file `own`. Its `index.html` identifies who wrote the folder.
+/// Refuses the folder of a run or a corpus, and a folder with pages that no report of kerple wrote, or with those of another
+/// kind, whose numbers are not in the file `own`. Its `index.html` identifies who wrote the folder.
 ///
 /// # Errors
 /// [`Error::Refused`] with the file that is another's; a disk that does not answer.

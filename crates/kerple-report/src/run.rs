@@ -61,9 +61,9 @@ impl Run {
         kernels.sort_by_key(|snapshot| snapshot.step);
         let evaluations = without_repeated_evaluations(evaluations, &mut notes);
         let is_other = |of_row: u64, of_plan: Option<u64>| of_plan.is_some_and(|of_plan| of_plan != of_row);
-        let is_of_plan =
-            |row: &&EvaluationRow| !is_other(row.seed, plan.seed) && !is_other(row.train_len, plan.train_len);
-        if let Some(row) = evaluations.iter().find(|row| !is_of_plan(row)) {
+        let contradicts =
+            |row: &&EvaluationRow| is_other(row.seed, plan.seed) || is_other(row.train_len, plan.train_len);
+        if let Some(row) = evaluations.iter().find(contradicts) {
             notes.push(format!(
                 "evaluation.jsonl has rows of seed {}, trained at {}, which plan.json contradicts; tables show what the rows \
                  have, and `kerple verify` checks both files",
@@ -285,8 +285,7 @@ pub fn find_runs<P: AsRef<Path>>(folders: &[P]) -> Result<Vec<Run>> {
         if own.is_empty() {
             return Err(no_runs(&[folder]));
         }
-        own.append(&mut found);
-        found = own;
+        found.append(&mut own);
     }
     if found.is_empty() {
         return Err(no_runs(folders));

@@ -88,7 +88,7 @@ fn options_that_would_be_ignored_are_refused() {
     }
     // what the hint says works
     place.ok(&["describe", "alibi", "--svg", "a.svg", "--heads", "4", "--length", "64"]);
-    // there is no picture, but a parameter per head
+    // fox has no picture; its gates have a value per head
     assert!(place.ok(&["describe", "fox", "--heads", "3"]).contains("3]"));
     assert!(place.read("a.svg").contains("<svg"));
 }
