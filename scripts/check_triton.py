@@ -2,16 +2,18 @@
 """The attention kernels for GPUs, examined without one.
 
     TRITON_INTERPRET=1 python3 scripts/check_triton.py numbers [PART ...]
-    python3 scripts/check_triton.py code [ARCH ...]
+    python3 scripts/check_triton.py code [--all] [ARCH ...]
 
 `numbers` runs the kernels on CPU tensors through Triton's interpreter: the conformance suite, reference values, many settings against
 dense attention in f64 with autograd, the same bits when a call is repeated or its programs run in reverse order, and what PyTorch asks
 of an operation. `code` compiles every tile that the package launches, with all that its kind of call may have, for GPUs that need not be there, and
-reads the machine code: registers, no spills, no atomic instructions on memory, products by matrix units.
+reads the machine code: registers, no spills, no atomic instructions on memory, products by matrix units. With --all it also compiles the other
+calls that get the same tiles: both directions, long rows, other kernels of learned positions, tf32x3, heads of a size that is no power of two.
 """
 
 import builtins, concurrent.futures, contextlib, json, math, os, re, subprocess, sys, tempfile, time
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import library as registry
@@ -533,6 +535,18 @@ def encodings():
         yield f"refused: {refused}"
 
 
+def tf32x3_on_amd():
+    from kerple.torch import _gpu, attention
+
+    kept, _gpu._arch = _gpu._arch, lambda _: "gfx942"
+    _gpu.set_float32_precision("tf32x3")
+    try:
+        attention(*[torch.zeros(1, 1, 3, 4)] * 3)
+    finally:
+        _gpu._arch = kept
+        _gpu.set_float32_precision("ieee")
+
+
 def operation():
     """Schema, fake tensors, autograd, gradcheck, torch.compile, autocast, refusals."""
     from kerple.torch import KerpleLog, _gpu, attention
@@ -603,6 +617,7 @@ def operation():
         "sink_tokens: intervals of keys per query": lambda: attention(
             *[torch.zeros(1, 1, 3, 4)] * 3, window=2, sink_tokens=4, key_starts=torch.zeros(1, 3, dtype=torch.long)),
         "tf32": lambda: _gpu.set_float32_precision("tf32"),
+        "no such products for gfx942": tf32x3_on_amd,
     }.items():
         try:
             call()
@@ -658,7 +673,38 @@ def targets():
     return cuda | {"gfx942": GPUTarget("hip", "gfx942", 64)}
 
 
-def arguments(kernels, number, terms, is_decoded):
+class Call(NamedTuple):
+    """What a kernel is compiled for beside its shape: the direction, the rank of a relative bias, a kernel of learned positions and its
+    parameters, how float32 is multiplied, and heads of fewer features than the tile has room for.
+    """
+
+    causal: bool = True
+    rank: int = 16
+    kernel: tuple[str, int] = ("spline", 17)
+    precision: str = "ieee"
+    unused_features: int = 0
+
+    def __str__(self):
+        words = ["" if self.causal else "both directions", f"rank {self.rank}", f"{self.kernel[0]}", self.precision, f"{self.unused_features} features less"]
+        return ", ".join(word for word, one, usual in zip(words, self, Call(), strict=True) if one != usual)
+
+
+def other_calls(shape):
+    """Calls that get the tiles of a shape, each as the one that :func:`code` compiles in any case but for one thing."""
+    from kerple.torch import _gpu
+
+    if not shape.terms.startswith("rows"):
+        yield Call(causal=False)
+    else:
+        yield Call(rank=_gpu.MOST_RANK)
+    if shape.terms.startswith("positions"):
+        yield from (Call(kernel=(name, count)) for name, count in KERNELS.items() if name != "spline")
+    if shape.bits == 32 and not shape.arch.startswith("gfx"):
+        yield Call(precision="tf32x3")
+    yield Call(unused_features=8)
+
+
+def arguments(kernels, number, terms, is_decoded, causal):
     """Types of the kernels' arguments by name; a number or None is a constant of the compiled kernel."""
     of_f64 = number == "fp64"
     acc = "*fp64" if of_f64 else "*fp32"
@@ -671,32 +717,32 @@ def arguments(kernels, number, terms, is_decoded):
     numbers = kernels.Terms(0.125 if of_f64 else "fp32", full(5.0 if of_f64 else "fp32"), full(acc), biased(acc), "i32", full("*fp64"))
     relative = kernels.Relative(of_rows(acc), "i32", "i32", "i32", of_rows(acc), "i32", "i32")
     learned = kernels.Learned(placed("*fp64"), placed(acc), placed("i32"))
-    given = dict(sizes=kernels.Sizes(*["i32"] * 4), terms=numbers, relative=relative, learned=learned, mask=kernels.Mask(masked("i32"), "i32" if "seldom" in terms else None, *[masked("*i32")] * 4))
+    given = dict(sizes=kernels.Sizes(*["i32"] * 4), terms=numbers, relative=relative, learned=learned, mask=kernels.Mask(masked("i32"), "i32" if "seldom" in terms and causal else None, *[masked("*i32")] * 4))
     given |= dict.fromkeys(("q", "k", "v", "out", "d_out", "d_q", "d_k", "d_v"), rows)
     given |= dict.fromkeys(("lse", "delta", "sinks", "partial", "total", "parts_lse"), acc)
     dropped = kernels.Dropout("*i64", "i32", 1.25 if of_f64 else "fp32")
     given |= dict(dropout=dropped if "seldom" in terms and not is_decoded else kernels.Dropout(None, 0, 0.0))
     given |= dict(parts=kernels.Rows(acc, "i32", "i32", "i32"))
-    given |= dict(d_clocks=full(acc), d_row_clocks=None, partial_bias=biased(acc), partial_weight=full(acc), partial_profiles=of_rows(acc))
+    given |= dict(d_clocks=full(acc), d_row_clocks=None if causal else full(acc), partial_bias=biased(acc), partial_weight=full(acc), partial_profiles=of_rows(acc))
     given |= dict(d_rows=of_rows(kernels.Rows(acc, "i32", "i32", "i32")))
     given |= dict(d_positions=placed(acc), d_row_positions=placed(acc), partial_parameters=placed("*fp64"))
     return given | dict.fromkeys(("columns", "items", "splits", "total_columns"), "i32")
 
 
-def compiled(name, shape, tile, rank=16, kernel_of=("spline", 17)):
-    """A kernel as machine code, of causal attention with such terms, of a relative bias of this rank or of this kernel of
-    learned positions and its parameters; decode is forward with parts of the keys and 4 heads that share them."""
+def compiled(name, shape, tile, call=Call()):
+    """A kernel as machine code; decode is forward with parts of the keys and 4 heads that share them."""
     import triton
     from triton.compiler import ASTSource
     from kerple.torch import _gpu, triton_kernels as kernels
 
     number = {16: "bf16", 32: "fp32", 64: "fp64"}[shape.bits]
-    given, kernel = arguments(kernels, number, shape.terms, name == "decode"), getattr(kernels, "forward" if name == "decode" else name)
+    given, kernel = arguments(kernels, number, shape.terms, name == "decode", call.causal), getattr(kernels, "forward" if name == "decode" else name)
     given |= {"splits": 1} if name == "forward" else {"out": given["parts"]} if name == "decode" else {}
-    rank = rank if shape.terms.startswith("rows") else 0
-    of_positions, numbers = kernel_of if shape.terms.startswith("positions") else ("", 0)
-    options = dict(KERNEL=of_positions, D=shape.features, WIDTH=shape.features, RANK=rank, RANKS=_gpu._width(rank), OF_ROWS=_gpu.OF_ROWS_OF_HALF if shape.bits == 16 else "ieee", M=tile.rows, N=tile.keys, T=tile.rows, TOGETHER=4 if name == "decode" else 1,
-                   CAUSAL=True, PRECISION="ieee", C=_gpu.FOLD, S=_gpu.MERGE if name == "merge" else max(4, 1 << (numbers - 1).bit_length()))  # fmt: skip
+    rank = call.rank if shape.terms.startswith("rows") else 0
+    of_positions, numbers = call.kernel if shape.terms.startswith("positions") else ("", 0)
+    options = dict(KERNEL=of_positions, D=shape.features - call.unused_features, WIDTH=shape.features, RANK=rank, RANKS=_gpu._width(rank),
+                   OF_ROWS=_gpu.OF_ROWS_OF_HALF if shape.bits == 16 else call.precision, M=tile.rows, N=tile.keys, T=tile.rows, TOGETHER=4 if name == "decode" else 1,
+                   CAUSAL=call.causal, PRECISION=call.precision, C=_gpu.FOLD, S=_gpu.MERGE if name == "merge" else max(4, 1 << (numbers - 1).bit_length()))  # fmt: skip
     signature, constants, hints = {}, {}, {}
 
     def leaf(path, type):
@@ -755,7 +801,7 @@ SHARED = {"sm": 99 << 10, "gf": 64 << 10}
 #: The most instructions that move spilled registers, as Triton 3.9 compiles, where no tile without them was found: bits, features and
 #: a part of the terms. The learned positions are a spline, whose number of knots is an argument, with sums for up to 31.
 KNOWN_SPILLS = [(32, 256, "", 576), (64, 64, "", 16), (64, 64, "positions", 39), (32, 128, "seldom", 256), (32, 128, "rows", 64),
-                (16, 256, "rows, all, seldom", 2), (64, 64, "rows, all, seldom", 36)]  # fmt: skip
+                (16, 256, "rows, all, seldom", 2), (16, 256, "positions, all, seldom", 12), (64, 64, "rows, all, seldom", 36)]  # fmt: skip
 
 
 def known_spills(shape):
@@ -763,18 +809,19 @@ def known_spills(shape):
 
 
 def one_code(job):
-    name, shape, tile = job
-    found = read_code(compiled(name, shape, tile))
-    known = known_spills(shape)
+    name, shape, tile, call = job
+    found = read_code(compiled(name, shape, tile, call))
+    # of other calls half precision alone is held to it, and not with long rows
+    known = known_spills(shape) if call == Call() or shape.bits == 16 and call.rank == Call().rank else math.inf
     failures = [f"{found['spills']} spills, {known} are known"] if found["spills"] > known else []
     failures += [f"{found['atomics']} atomic instructions"] if found["atomics"] else []
     failures += [f"{found['shared']} bytes of shared memory"] if found["shared"] > SHARED[shape.arch[:2]] else []
     # a row's distances from a tile's keys are in two blocks of as many
     of_rows = name in ("forward", "decode") and shape.terms.startswith("rows")
     failures += ["more rows than keys"] if of_rows and tile.rows > tile.keys else []
-    # NVIDIA's matrix units multiply no float32
-    has_units = name not in ("fold", "merge") and (shape.bits == 16 or shape.arch.startswith("gfx"))
-    failures += ["no product by matrix units"] if has_units and not found["products"] else []
+    # NVIDIA's matrix units multiply no float32 but in parts
+    multiplied = shape.bits == 16 or shape.arch.startswith("gfx") or shape.bits == 32 and call.precision != "ieee"
+    failures += ["no product by matrix units"] if name not in ("fold", "merge") and multiplied and not found["products"] else []
     return job, found, failures
 
 
@@ -811,22 +858,29 @@ def code(names):
     """Prints a line for each compiled kernel."""
     from kerple.torch import _gpu
 
-    fold = [("fold", _gpu.Shape(arch, 32, 64, "bias"), _gpu.Tile(0, 0, 4)) for arch in targets()]
-    jobs = fold + [("merge", shape, tiles.decode) for shape, tiles in _gpu.TILES.items() if shape.terms == "bias"] + [(name, shape, tile) for shape, tiles in _gpu.TILES.items()
-                   for name, tile in zip(("forward", "backward_dq", "backward_dkv", "decode"), tiles, strict=True)]  # fmt: skip
-    # a relative bias beside all else with what is seldom, and without
-    jobs += [(name, shape._replace(terms="rows, all, seldom"), tile) for name, shape, tile in jobs if shape.terms == "rows, all"]
+    jobs = [("fold", _gpu.Shape(arch, 32, 64, "bias"), _gpu.Tile(0, 0, 4), Call()) for arch in targets()]
+    jobs += [("merge", shape, tiles.decode, Call()) for shape, tiles in _gpu.TILES.items() if shape.terms == "bias"]
+    of_tiles = [(name, shape, tile) for shape, tiles in _gpu.TILES.items() for name, tile in zip(("forward", "backward_dq", "backward_dkv", "decode"), tiles, strict=True)]
+    # a relative bias beside all else has the same tiles with what is seldom and without
+    most = [(name, shape._replace(terms="rows, all, seldom") if shape.terms == "rows, all" else shape, tile) for name, shape, tile in of_tiles]
+    jobs += [(*job, Call()) for job in most]
+    if "--all" in names:
+        names = [name for name in names if name != "--all"]
+        jobs += [(*job, Call()) for job in of_tiles if job not in most] + [(*job, call) for job in most for call in other_calls(job[1])]
     unknown = [name for name in names if name not in targets()]
     if unknown:
         return [f"{unknown[0]!r} is not an architecture; these are: {', '.join(targets())}"]
     jobs = [job for job in jobs if not names or job[1].arch in names]
     print(f"{'kernel':<14}{'device':<8}{'bits':>4}{'features':>9}{'with':>25}{'tile':>8}{'warps':>6}{'registers':>10}{'spills':>8}{'shared':>8}{'products':>9}")
-    failures = []
+    failures, spills = [], {}
     with concurrent.futures.ProcessPoolExecutor(os.cpu_count()) as pool:
-        for (name, shape, tile), found, wrong in pool.map(one_code, jobs):
+        for (name, shape, tile, call), found, wrong in pool.map(one_code, jobs):
             print(f"{name:<14}{shape.arch:<8}{shape.bits:>4}{shape.features:>9}{shape.terms:>25}{f'{tile.rows}x{tile.keys}':>8}{tile.warps:>6}"
-                  f"{found['registers']:>10}{found['spills']:>8}{found['shared']:>8}{found['products']:>9}  {', '.join(wrong)}", flush=True)  # fmt: skip
-            failures += [f"{name}, {shape}, {tile}: {one}" for one in wrong]
+                  f"{found['registers']:>10}{found['spills']:>8}{found['shared']:>8}{found['products']:>9}  {', '.join(filter(None, [str(call), *wrong]))}", flush=True)  # fmt: skip
+            failures += [f"{name}, {shape}, {tile}, {call}: {one}" for one in wrong]
+            spills.setdefault((shape.bits, str(call)), []).append(found["spills"])
+    for (bits, call), of in spills.items():
+        print(f"{bits} bits, {call or 'as called most'}: {len(of)} kernels, {sum(one > 0 for one in of)} spill, at most {max(of)} instructions")
     print(f"{len(jobs)} kernels compiled")
     return failures + list(launches())
 

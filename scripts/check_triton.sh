@@ -3,9 +3,9 @@
 # loaded by Hugging Face `kernels`, and compiled for GPUs of four architectures.
 #
 # Every tile that is launched is compiled, for each pass, architecture, type and size of heads, with the most that its kind of call may have:
-# learned positions with splines, a relative bias of rank 16, dropout and first tokens together. Of calls with less on the same tile only those
-# of the kinds that `_gpu.TERMS` lists are compiled. Not compiled are calls without the causal mask, ranks above 16, other kernels of learned
-# positions than splines, and products of tf32x3.
+# learned positions with splines, a relative bias of rank 16, dropout and first tokens together. Before a release, `check_triton.py code --all`
+# also compiles the other calls that get these tiles, which takes four times as long. Calls with less on the same tile than a kind that
+# `_gpu.TERMS` lists are not compiled.
 #
 # The environment is that of scripts/python_venv.sh. KERPLE_WHEEL is a wheel of the package; without it the package that is installed
 # there is tested, or one that is built. On a GPU:

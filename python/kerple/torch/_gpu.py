@@ -97,23 +97,24 @@ TERMS = _PLAIN, _FULL, _OF_ROWS, _ALL, _SELDOM, _OF_POSITIONS, _POSITIONS_AND_AL
 )  # fmt: skip
 #: Most features of a row that a relative bias is computed from. With more than 16 kernels spill.
 MOST_RANK = 64
-#: Every configuration that is launched, and that `scripts/check_triton.py code` compiles: none of half
-#: precision spills but that of a relative bias and all else on sm_80 with 256 features. Float32 with more than 128 features, with a relative bias beside all else at 128, and float64 do; no tile was
-#: found that does not.
+#: Every configuration that is launched, and that `scripts/check_triton.py code` compiles, with --all for each direction and kernel of
+#: learned positions. In half precision two spill, both with 256 features: a relative bias and all else on sm_80, and learned positions and
+#: all else on sm_100. Float32 with more than 128 features, with a relative bias beside all else at 128, and float64 do; no tile was found
+#: that does not.
 #: Rows, keys and warps of the passes forward, dq and dkv. Tiles of the backward are square, since sums
 #: along diagonals need it.
 TILES = {
     Shape(arch, bits, features, terms): Tiles(*(Tile(*tile) for tile in tiles), _decode_tile(arch, bits, features))
     for (arch, bits), shapes in {
         ("sm_80", 16): {
-            (64, _PLAIN): ((64, 64, 4), (32, 32, 4), (32, 32, 4)),
+            (64, _PLAIN): ((64, 64, 4), (32, 32, 4), (32, 32, 8)),
             (64, _FULL): ((64, 32, 4), (32, 32, 4), (32, 32, 8)),
             (64, _OF_ROWS): ((64, 64, 8), (32, 32, 8), (32, 32, 4)),
-            (128, _PLAIN): ((64, 32, 4), (32, 32, 4), (32, 32, 4)),
+            (128, _PLAIN): ((64, 64, 8), (32, 32, 4), (32, 32, 4)),
             (128, _FULL): ((32, 32, 4), (32, 32, 8), (32, 32, 8)),
             (128, _OF_ROWS): ((32, 64, 4), (32, 32, 8), (32, 32, 4)),
             (256, _PLAIN): ((32, 32, 8), (32, 32, 8), (32, 32, 8)),
-            (256, _FULL): ((32, 32, 8), (32, 32, 8), (32, 32, 8)),
+            (256, _FULL): ((32, 32, 8), (16, 16, 4), (16, 16, 4)),
             (256, _OF_ROWS): ((32, 64, 8), (16, 16, 4), (32, 32, 8)),
             (64, _OF_POSITIONS): ((64, 64, 8), (32, 32, 8), (32, 32, 8)),
             (128, _OF_POSITIONS): ((64, 64, 8), (32, 32, 8), (32, 32, 8)),
@@ -124,27 +125,27 @@ TILES = {
             (64, _FULL): ((64, 32, 4), (32, 32, 4), (32, 32, 4)),
             (64, _OF_ROWS): ((64, 64, 8), (32, 32, 8), (32, 32, 4)),
             (128, _PLAIN): ((64, 64, 4), (32, 32, 4), (32, 32, 4)),
-            (128, _FULL): ((64, 32, 4), (32, 32, 4), (32, 32, 4)),
+            (128, _FULL): ((64, 32, 4), (32, 32, 8), (32, 32, 4)),
             (128, _OF_ROWS): ((64, 64, 8), (32, 32, 8), (32, 32, 4)),
             (256, _PLAIN): ((32, 32, 4), (32, 32, 8), (32, 32, 8)),
             (256, _FULL): ((32, 32, 8), (32, 32, 8), (32, 32, 8)),
             (256, _OF_ROWS): ((32, 64, 8), (16, 16, 4), (32, 32, 8)),
             (64, _OF_POSITIONS): ((64, 64, 8), (32, 32, 8), (32, 32, 4)),
-            (128, _OF_POSITIONS): ((64, 64, 8), (32, 32, 8), (32, 32, 8)),
+            (128, _OF_POSITIONS): ((64, 32, 4), (32, 32, 8), (32, 32, 8)),
             (256, _OF_POSITIONS): ((32, 32, 4), (16, 16, 8), (32, 32, 8)),
         },
         ("sm_100", 16): {
             (64, _PLAIN): ((64, 64, 4), (32, 32, 4), (64, 64, 4)),
             (64, _FULL): ((64, 64, 4), (32, 32, 4), (32, 32, 4)),
             (64, _OF_ROWS): ((64, 64, 8), (32, 32, 8), (32, 32, 4)),
-            (128, _PLAIN): ((64, 64, 4), (32, 32, 4), (32, 32, 4)),
-            (128, _FULL): ((64, 64, 4), (32, 32, 4), (32, 32, 4)),
+            (128, _PLAIN): ((64, 64, 4), (32, 32, 8), (32, 32, 4)),
+            (128, _FULL): ((64, 64, 8), (32, 32, 4), (32, 32, 4)),
             (128, _OF_ROWS): ((64, 64, 8), (32, 32, 8), (32, 32, 4)),
             (256, _PLAIN): ((32, 32, 8), (32, 32, 8), (32, 32, 8)),
             (256, _FULL): ((32, 32, 8), (16, 16, 4), (32, 32, 8)),
             (256, _OF_ROWS): ((32, 64, 8), (16, 16, 4), (32, 32, 8)),
             (64, _OF_POSITIONS): ((64, 64, 4), (32, 32, 8), (32, 32, 8)),
-            (128, _OF_POSITIONS): ((64, 64, 8), (32, 32, 8), (32, 32, 8)),
+            (128, _OF_POSITIONS): ((64, 32, 4), (32, 32, 8), (32, 32, 8)),
             (256, _OF_POSITIONS): ((64, 32, 8), (16, 16, 8), (16, 16, 8)),
         },
         ("gfx942", 16): {
@@ -155,7 +156,7 @@ TILES = {
             (128, _FULL): ((64, 64, 4), (32, 32, 4), (16, 16, 4)),
             (128, _OF_ROWS): ((64, 64, 4), (32, 32, 4), (32, 32, 4)),
             (256, _PLAIN): ((32, 32, 4), (32, 32, 4), (32, 32, 4)),
-            (256, _FULL): ((32, 32, 4), (32, 32, 4), (16, 16, 4)),
+            (256, _FULL): ((32, 32, 4), (16, 16, 4), (16, 16, 4)),
             (256, _OF_ROWS): ((64, 64, 4), (16, 16, 4), (32, 32, 4)),
             (64, _OF_POSITIONS): ((64, 64, 4), (16, 16, 4), (32, 32, 4)),
             (128, _OF_POSITIONS): ((64, 64, 4), (16, 16, 4), (32, 32, 4)),
@@ -211,12 +212,11 @@ TILES = {
 #: Passes that spill in the tile of :data:`_FULL` once weights are dropped as well or first tokens are seen, and the tile that
 #: they have then. In backward_dkv of float32 with 128 features NVIDIA's spill in every tile.
 _TILES_OF_SELDOM = {
-    ("sm_80", 16, 256): dict(dq=(16, 16, 4), dkv=(16, 16, 4)), ("sm_80", 32, 64): dict(dq=(16, 16, 4), dkv=(16, 16, 8)),
-    ("sm_90", 16, 128): dict(forward=(64, 32, 8), dq=(32, 32, 8), dkv=(32, 32, 8)), ("sm_90", 16, 256): dict(dq=(16, 16, 8), dkv=(16, 16, 4)),
+    ("sm_80", 16, 64): dict(dq=(32, 32, 8)), ("sm_80", 16, 256): dict(dq=(16, 16, 8)), ("sm_80", 32, 64): dict(dq=(16, 16, 4), dkv=(16, 16, 8)),
+    ("sm_90", 16, 128): dict(forward=(64, 32, 8), dkv=(32, 32, 8)), ("sm_90", 16, 256): dict(dq=(16, 16, 8), dkv=(16, 16, 8)),
     ("sm_90", 32, 64): dict(forward=(16, 16, 8), dkv=(16, 16, 4)), ("sm_90", 32, 128): dict(dkv=(16, 16, 16)),
     ("sm_100", 16, 64): dict(forward=(64, 32, 8)), ("sm_100", 16, 128): dict(dq=(32, 32, 8), dkv=(32, 32, 8)),
-    ("sm_100", 16, 256): dict(dkv=(16, 16, 4), decode=(16, 16, 16)), ("sm_100", 32, 64): dict(forward=(16, 16, 8), dq=(16, 16, 4)),
-    ("gfx942", 16, 256): dict(dq=(16, 16, 4)),
+    ("sm_100", 16, 256): dict(dq=(16, 16, 8), dkv=(16, 16, 8)), ("sm_100", 32, 64): dict(forward=(16, 16, 8), dq=(16, 16, 4)),
 }  # fmt: skip
 TILES |= {
     shape._replace(terms=_SELDOM): tiles._replace(**{name: Tile(*tile) for name, tile in _TILES_OF_SELDOM.get(shape[:3], {}).items()})
@@ -226,12 +226,18 @@ TILES |= {
 
 #: Other passes that spill in the tile of their kind, and their own.
 _OWN_TILES = {
-    Shape("sm_100", 16, 128, _SELDOM): dict(decode=(16, 32, 4)), Shape("sm_80", 16, 128, _POSITIONS_AND_ALL): dict(decode=(16, 32, 4)),
-    Shape("sm_90", 16, 256, _POSITIONS_AND_ALL): dict(decode=(16, 16, 16)), Shape("sm_100", 16, 256, _POSITIONS_AND_ALL): dict(dkv=(16, 16, 16), decode=(16, 16, 4)),
-    Shape("sm_90", 16, 256, _ALL): dict(forward=(16, 32, 8)),
+    Shape("sm_100", 16, 128, _SELDOM): dict(decode=(16, 32, 4)), Shape("sm_90", 16, 256, _ALL): dict(forward=(16, 32, 8)),
+    **{Shape("sm_100", 16, 256, terms): dict(decode=(16, 16, 16)) for terms in (_FULL, _SELDOM)},
+    **{Shape(arch, 16, 64, _OF_POSITIONS): dict(decode=(16, 64, 4)) for arch in ("sm_90", "sm_100")},
+    **{Shape(arch, 16, 64, _POSITIONS_AND_ALL): dict(decode=(16, 64, warps)) for arch, warps in (("sm_80", 16), ("sm_90", 4), ("sm_100", 16))},
+    **{Shape(arch, 16, 128, _POSITIONS_AND_ALL): dict(decode=(16, 32, 4)) for arch in ("sm_80", "sm_90")},
+    Shape("sm_90", 16, 256, _POSITIONS_AND_ALL): dict(decode=(16, 16, 16)),
+    Shape("sm_100", 16, 256, _POSITIONS_AND_ALL): dict(dkv=(16, 16, 16), decode=(16, 16, 16)),
 }  # fmt: skip
 TILES |= {shape: TILES[shape]._replace(**{name: Tile(*tile) for name, tile in own.items()}) for shape, own in _OWN_TILES.items()}
 
+#: Whose tiles other architectures get, by how their names begin, instead of those of sm_80; sm_120 spills in those of sm_100.
+_FAMILIES = {"sm_9": "sm_90", "sm_10": "sm_100", "sm_11": "sm_100", "gfx9": "gfx942"}
 #: The interpreter's own, small so that tests cross their borders.
 _INTERPRETED = Tiles(*[Tile(32, 32, 4)] * 3, Tile(16, 16, 4))
 
@@ -240,7 +246,7 @@ def tiles_of(arch: str, dtype: torch.dtype, features: int, terms: str) -> Tiles:
     """The tiles for a device, of its nearest relative where it has none of its own."""
     if arch == "interpreter":
         return _INTERPRETED
-    family = {"sm_8": "sm_80", "sm_9": "sm_90", "sm_1": "sm_100", "gfx9": "gfx942"}.get(arch[:4], "sm_80")
+    family = next((family for prefix, family in _FAMILIES.items() if arch.startswith(prefix)), "sm_80")
     limit = next(limit for limit in (64, 128, 256) if features <= limit)
     return TILES[Shape(family, 8 * dtype.itemsize, limit, terms)]
 
@@ -274,7 +280,8 @@ _precision = "ieee"
 
 def set_float32_precision(precision: str) -> None:
     """How attention multiplies float32 tensors on GPUs: ``"ieee"``, the default, in float32 proper, or
-    ``"tf32x3"``, three products of the matrix units' 19 bits, whose error is near float32's.
+    ``"tf32x3"``, three products of the matrix units' 19 bits, whose error is near float32's; AMD's have none, and calls there
+    are refused.
 
     It holds for the process. A backward pass uses what holds when it runs.
 
@@ -430,6 +437,11 @@ class _Call:
         most = 64 if q.dtype == torch.float64 else 256
         _require(q.shape[3] <= most, f"q: {q.shape[3]} features per head; kernels take 1 to {most} of {q.dtype}")
         _check_dropout(dropout_seed, dropout_p, q.device)
+        arch = _arch(q.device)
+        _require(
+            q.dtype != torch.float32 or _precision == "ieee" or not arch.startswith("gfx"),
+            f'set_float32_precision({_precision!r}): Triton has no such products for {arch}; use "ieee"',
+        )
         has_intervals = any(x is not None and x.dim() == 2 for x in (key_starts, key_lengths))
         _require(sink_tokens is None or not has_intervals, "sink_tokens: intervals of keys per query have no first tokens; leave it out")
         self.kernels = kernels()
@@ -459,7 +471,7 @@ class _Call:
             terms = terms if dropout_seed is None and sink_tokens is None else _SELDOM
         else:
             terms = _OF_ROWS if all(x is None for x in (bias, weight, clocks, softcap, dropout_seed, sink_tokens)) else _ALL
-        self.tiles = tiles_of(_arch(q.device), q.dtype, self.features, terms)
+        self.tiles = tiles_of(arch, q.dtype, self.features, terms)
 
     def _intervals(self, starts: Tensor | None, ends: Tensor | None, documents: Tensor | None) -> tuple[Tensor, Tensor] | None:
         """First and last + 1 of the keys of each query, but for the mask's other parts; padding and documents
