@@ -231,6 +231,29 @@ fn keys_that_nobody_knows_are_told_of() {
     assert!(notes.iter().any(|note| note.contains("new_thing")), "{notes:?}");
 }
 
+#[test]
+fn dropout_that_is_left_out_is_named() {
+    const TRAIN: &str = "global_step8/configs/train.yml";
+    let named = |keys: &str| {
+        let notes = ModelCopy::of(NEOX).edited(TRAIN, "\"num-layers\": 2,", &format!("\"num-layers\": 2, {keys}"));
+        notes.import().unwrap().into_iter().find(|note| note.contains("dropout"))
+    };
+    let note = named("\"attention_dropout\": 0.1, \"hidden-dropout\": 0.2,").unwrap();
+    says(&note, &["leaves out the dropout of training, attention_dropout = 0.1, hidden-dropout = 0.2"]);
+    assert_eq!(named("\"attention-dropout\": 0, \"hidden-dropout\": null,"), None);
+    // what is not a rate is not taken for none
+    let notes = ModelCopy::of(HF).configured(json!({ "hidden_dropout": "0.1" })).import().unwrap();
+    assert!(notes.iter().any(|note| note.contains("hidden_dropout = \"0.1\"")), "{notes:?}");
+}
+
+#[test]
+fn a_setting_that_occurs_twice_is_refused() {
+    const TRAIN: &str = "global_step8/configs/train.yml";
+    let twice = "\"num-layers\": 3, \"num-layers\": 2,";
+    let copy = ModelCopy::of(NEOX).edited(TRAIN, "\"num-layers\": 2,", twice);
+    says(&copy.error(), &["train.yml", "duplicate entry", "num-layers"]);
+}
+
 /// The last part of what a run of GPT-NeoX is made of: its first rank.
 const RANK: &str = "global_step8/mp_rank_00_model_states.pt";
 const SETTINGS: &str = "global_step8/configs/kerple_power__ap_github_1235.yml";

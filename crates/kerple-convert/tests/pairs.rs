@@ -229,6 +229,15 @@ fn ids_of_generation_go_before_those_of_the_model() {
 }
 
 #[test]
+fn sampling_that_is_left_out_is_named() {
+    let with = |keys: Value| ModelCopy::of(HF).with("generation_config.json", &keys).notes();
+    let notes = with(json!({ "eos_token_id": 2, "temperature": 0.6, "top_k": 50, "do_sample": true, "top_p": 1.0 }));
+    says(&notes, &["leaves out how generation_config.json samples, do_sample = true, temperature = 0.6; use"]);
+    let notes = with(json!({ "eos_token_id": 2, "temperature": 1.0, "max_length": 20, "min_p": null }));
+    assert!(!notes.contains("samples"), "{notes}");
+}
+
+#[test]
 fn tokens_of_the_files_beside_a_tokenizer_are_its_tokens() {
     let copy = ModelCopy::of(HF)
         .configured(json!({ "eos_token_id": 7 }))

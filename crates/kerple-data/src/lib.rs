@@ -49,6 +49,7 @@ use without_music_lra::music;
 pub use corpus::{Corpus, CorpusSummary, SplitCounts, VerifiedSplit, VerifyReport, has_summary, is_prepared, verify};
 pub use error::{Error, Result};
 pub use hash::{Sha256, fingerprint};
+pub use music::Rules as MusicRules;
 pub use order::{
     BatchShape, NumpyRandom, Sampling, Segments, TextBatch, TextBatches, blocks, document_index, random_segments,
     sample_index, shuffle_index, split_boundaries,

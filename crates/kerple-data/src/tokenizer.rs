@@ -19,7 +19,7 @@ pub use stream::StreamDecoder;
 use crate::error::{Error, Result};
 use crate::file::read_text;
 use crate::hash::fingerprint;
-use crate::music::{Representation, Vocabulary};
+use crate::music::{Representation, Rules, Vocabulary};
 use end::EndOfDocument;
 use hugging_face::HuggingFace;
 use std::borrow::Cow;
@@ -198,6 +198,14 @@ impl Tokenizer {
         }
     }
 
+    /// The rules by which events of music are sampled, from the start of a piece; none for text.
+    pub fn music_rules(&self) -> Option<Rules> {
+        match &self.kind {
+            TokenizerKind::Music(vocabulary) => Some(vocabulary.rules()),
+            TokenizerKind::Byte | TokenizerKind::HuggingFace(_) => None,
+        }
+    }
+
     /// The token that ends a document.
     pub fn end_of_document(&self) -> u32 {
         self.end_of_document
@@ -309,7 +317,9 @@ impl Tokenizer {
     pub(crate) fn warnings(&self) -> Vec<String> {
         match &self.kind {
             TokenizerKind::Byte | TokenizerKind::Music(_) => Vec::new(),
-            TokenizerKind::HuggingFace(inner) => [inner.warnings(), self.end.warnings.clone()].concat(),
+            TokenizerKind::HuggingFace(inner) => {
+                [inner.warnings(self.end_of_document), self.end.warnings.clone()].concat()
+            }
         }
     }
 

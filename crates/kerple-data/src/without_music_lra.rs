@@ -25,7 +25,7 @@ pub(crate) fn check_tokenizer(name: &str) -> Result<()> {
 
 pub(crate) mod music {
     pub(crate) use self::AbsentMusic as MusicDocument;
-    pub use self::{AbsentRepresentation as Representation, AbsentVocabulary as Vocabulary};
+    pub use self::{AbsentRepresentation as Representation, AbsentRules as Rules, AbsentVocabulary as Vocabulary};
     use crate::error::Result;
 
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +63,26 @@ pub(crate) mod music {
         }
 
         pub fn spell(&self, _: &[u32]) -> String {
+            match *self {}
+        }
+
+        pub fn rules(&self) -> Rules {
+            match *self {}
+        }
+    }
+
+    /// Rules of music, of which there are none in this build.
+    #[derive(Clone, Debug)]
+    pub enum AbsentRules {}
+
+    impl AbsentRules {
+        /// Whether an event may come next.
+        pub fn allows(&self, _: u32) -> bool {
+            match *self {}
+        }
+
+        /// Takes the next event.
+        pub fn take(&mut self, _: u32) {
             match *self {}
         }
     }

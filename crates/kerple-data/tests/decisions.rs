@@ -100,6 +100,40 @@ fn rows_of_tables_are_documents() {
 }
 
 #[test]
+fn text_after_a_closing_quote_is_refused_with_its_line() {
+    let rows: String = documents(0, 100).iter().map(|text| format!("\"{text}\",1\n")).collect();
+    for mark in ["", "\u{feff}"] {
+        let header = format!("{mark}text,id\n");
+        let wrong = folder(&[("a.csv", &format!("{header}{rows}\"two\nlines\"b,1\n"))]);
+        let error = run(wrong.path(), |_| {}).unwrap_err().to_string();
+        assert!(
+            error.ends_with(
+                "a.csv, line 103: `b` follows a closing quote; only the delimiter or the end of the line may"
+            ),
+            "{error}"
+        );
+        let (summary, _) = run(wrong.path(), |options| options.max_bad_documents = 1).unwrap();
+        assert_eq!((total(&summary), summary.damaged.len()), (100, 1));
+    }
+    let names = folder(&[("a.csv", &format!("\"text\"x,id\n{rows}"))]);
+    assert!(run(names.path(), |_| {}).unwrap_err().to_string().contains("a.csv, line 1: `x` follows a closing quote"));
+    let right = folder(&[("a.csv", &format!("text,id\n{rows}\"a \"\"b\"\" c\",1\r\n"))]);
+    assert_eq!(total(&run(right.path(), |_| {}).unwrap().0), 101);
+}
+
+#[test]
+fn shares_that_do_not_sum_to_1_are_said_to_be_scaled() {
+    let input = folder(&[("a.jsonl", &lines(documents(0, 200)))]);
+    let by = |split| run(input.path(), |options| options.split = split).map(|(summary, _)| summary.assignment);
+    assert_eq!(
+        by([8.0, 1.0, 1.0]).unwrap(),
+        "0.8000 : 0.1000 : 0.1000 (8, 1, 1, scaled to sum to 1), by a hash of each document"
+    );
+    assert!(!by([0.8, 0.1, 0.1]).unwrap().contains("scaled"));
+    assert!(by([1e308; 3]).unwrap_err().to_string().contains("too large to add up"));
+}
+
+#[test]
 fn json_lines_under_the_name_of_a_text_are_refused() {
     let input = folder(&[("a.txt", &lines(documents(0, 100)))]);
     let error = run(input.path(), |_| {}).unwrap_err();

@@ -58,6 +58,9 @@ pub struct PageSummary {
     pub index: PathBuf,
     /// A row for every table and figure.
     pub items: Vec<ItemSummary>,
+    /// What was odd about the folders of runs; the pages do not show it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
 /// The page of the reproduction in `folder` as Markdown, of all tables and figures; nothing is written.
@@ -119,5 +122,5 @@ pub(crate) fn write_into(
     put(out.join("cells.csv"), csv("cells", rows.clone())?, &mut files)?;
     write_json(&out.join("cells.json"), &rows.collect::<Vec<_>>())?;
     let items = made.iter().map(PageItem::summary).collect();
-    Ok(PageSummary { index: out.join(INDEX), items })
+    Ok(PageSummary { index: out.join(INDEX), items, notes: reproduction.notes })
 }

@@ -107,6 +107,8 @@ fn mistakes_in_tables_are_named_with_file_line_and_cell() {
         (body("-1,2"), "curve `h`: a distance is -1"),
         (body("0,2"), "curve `h`: distance 0 comes after distance 0"),
         (body("1,2,3"), "line 3"),
+        (body("\"1\"0,2"), "line 3: text follows a closing quote"),
+        (body("1,\"2"), "line 3: a quote is never closed"),
         ("d,h\n0,1\n".to_owned(), "the header begins with `d,h`"),
         ("distance\n0\n".to_owned(), "the header has no curve after `distance`"),
         ("distance,h,h\n0,1,2\n".to_owned(), "two curves are called `h`"),
@@ -121,6 +123,24 @@ fn mistakes_in_tables_are_named_with_file_line_and_cell() {
     let wide = format!("distance{}\n", ",h".repeat(10_000_000));
     let path = file(dir.path(), "wide.csv", wide);
     assert!(message(&path, &ReadOptions::default()).contains("10000000 curves exceed the limit of 65536"));
+}
+
+#[test]
+fn a_value_without_a_weight_is_refused() {
+    let dir = folder();
+    let line = |d: usize, cells: &str| format!("{d},{cells}\n");
+    let body = |third: &str| {
+        (0..10)
+            .map(|d| line(d, if d == 3 { third } else { "\"-0.5\",1" }))
+            .fold("distance,h,w\n".to_owned(), |a, b| a + &b)
+    };
+    let weighted = ReadOptions { weights: Some("w".to_owned()), ..ReadOptions::default() };
+    let path = file(dir.path(), "c.csv", body("-0.5,"));
+    assert!(message(&path, &weighted).ends_with("c.csv: the value at distance 3 has no weight in `w`"));
+    for third in ["-0.5,0", ","] {
+        let path = file(dir.path(), "c.csv", body(third));
+        assert!(read(&path, &weighted).is_ok(), "{third}");
+    }
 }
 
 #[test]
@@ -144,6 +164,10 @@ fn json_has_curves_over_distances_and_buckets() {
             "recursion limit",
         ),
         ("{\"distances\": [0]}".to_owned(), "missing field `curves`"),
+        (
+            "{\"curves\": [{\"name\": \"h\", \"values\": [], \"weights\": [1], \"weights\": [2]}]}".to_owned(),
+            "duplicate field `weights`",
+        ),
         ("{\"curves\": []}".to_owned(), "it has no curves"),
         (
             "{\"distances\": [0, 1], \"curves\": [{\"name\": \"h\", \"values\": [1]}]}".to_owned(),
@@ -234,6 +258,12 @@ fn a_model_of_the_t5_family_has_a_value_per_bucket_and_direction() {
     let places: Vec<(usize, usize)> = layers.curves.iter().filter_map(|curve| curve.place).collect();
     assert_eq!(places, [(0, 0), (0, 1), (2, 0), (2, 1)]);
     assert!(layers.sharing.is_empty() && layers.notes.is_empty());
+    file(dir.path(), "config.json", config.replace(", \"relative_attention_max_distance\": 128", ""));
+    let notes = read(dir.path(), &ReadOptions::default()).unwrap().notes;
+    assert!(notes[0].ends_with("config.json has no relative_attention_max_distance: using 128, as transformers does"));
+    file(dir.path(), "config.json", config.replace("128}", "128, \"relative_attention_max_distance\": 64}"));
+    assert!(message(dir.path(), &ReadOptions::default()).contains("`relative_attention_max_distance` occurs twice"));
+    file(dir.path(), "config.json", config);
     let plane = "layers.0.attn.relative_position_bias_table";
     tensor_file(dir.path(), "model.safetensors", &[(plane, vec![169, 3], vec![0.0; 507])]);
     assert!(message(dir.path(), &ReadOptions::default()).contains("a table over the plane"));

@@ -284,6 +284,28 @@ fn hint(text: &str) -> String {
     table.and_then(|table| renamed::hint(renamed::RUN_FILE, &table)).unwrap_or_else(|| KEYS_HINT.to_owned())
 }
 
+/// A message of serde without names of Rust's types, and with the name that was probably meant.
+fn in_words(message: &str) -> String {
+    const WORDS: [(&str, &str); 6] = [
+        ("expected u64", "expected a whole number of at least 0"),
+        ("expected usize", "expected a whole number of at least 0"),
+        ("expected u32", "expected a whole number of at least 0"),
+        ("expected f64", "expected a number"),
+        ("expected path string", "expected a path in quotes"),
+        ("expected struct ", "expected a table of "),
+    ];
+    let message = WORDS.iter().fold(message.to_owned(), |message, (rust, words)| message.replace(rust, words));
+    // the type is not a word of the file
+    let message = match message.split_once("expected a table of ") {
+        Some((before, after)) => {
+            let rest = after.trim_start_matches(|letter: char| letter.is_alphanumeric() || letter == '_');
+            format!("{before}expected a table{rest}")
+        }
+        None => message,
+    };
+    with_suggestion(&message)
+}
+
 const KEYS_HINT: &str = "`kerple describe config` lists the keys of a run file";
 
 /// Sections of a run file that are no value of their own.
@@ -386,13 +408,13 @@ impl RunConfig {
     /// # Errors
     /// As [`RunConfig::read`].
     pub fn parse(text: &str, place: &str, overrides: &[String]) -> Result<RunConfig> {
-        let fail =
-            |error: toml::de::Error| Error::config(place, with_suggestion(error.to_string().trim_end()), hint(text));
+        let fail = |error: toml::de::Error| Error::config(place, in_words(error.to_string().trim_end()), hint(text));
         if overrides.is_empty() {
             return toml::from_str(text).map_err(fail);
         }
         check_overrides(overrides)?;
         let file: toml::Table = toml::from_str(text).map_err(fail)?;
+        let file_text = text;
         let with = |overrides: &[String]| -> Result<std::result::Result<RunConfig, (String, String)>> {
             let mut table = file.clone();
             overrides.iter().try_for_each(|assignment| set(&mut table, assignment))?;
@@ -401,14 +423,22 @@ impl RunConfig {
         };
         // lines of the merged text are not lines of the file, so only the message is passed on
         with(overrides)?.map_err(|(message, text)| {
+            if let Some(error) = toml::from_str::<RunConfig>(file_text).err().filter(|error| error.message() == message)
+            {
+                return fail(error);
+            }
+            let fails_so = |some: &[String]| matches!(with(some), Ok(Err((other, _))) if other == message);
             // one that fails by itself in the same way is the cause
-            let is_cause =
-                |one: &&String| matches!(with(std::slice::from_ref(*one)), Ok(Err((other, _))) if other == message);
-            let causes = match overrides.iter().find(is_cause) {
+            let causes = match overrides.iter().find(|one| fails_so(std::slice::from_ref(*one))) {
                 Some(one) => one.clone(),
-                None => overrides.join(" --set "),
+                None => {
+                    let without = |at: usize| [&overrides[..at], &overrides[at + 1..]].concat();
+                    let needed = (0..overrides.len()).filter(|at| !fails_so(&without(*at)));
+                    let needed: Vec<&str> = needed.map(|at| overrides[at].as_str()).collect();
+                    if needed.is_empty() { overrides.join(" --set ") } else { needed.join(" --set ") }
+                }
             };
-            Error::config(format!("{place} with --set {causes}"), with_suggestion(&message), hint(&text))
+            Error::config(format!("{place} with --set {causes}"), in_words(&message), hint(&text))
         })
     }
 }

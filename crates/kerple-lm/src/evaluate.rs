@@ -37,7 +37,7 @@ pub use text::{TextEval, WindowLosses, earlier_segments, losses};
 
 use crate::architecture::Model;
 use crate::corpus::{DataSource, Split};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::events::{self, EventFile};
 use crate::plan::Plan;
 use crate::ranks::Ranks;
@@ -246,6 +246,16 @@ impl<'a> EvalRun<'a> {
         let longest = scored.lengths().iter().map(|length| scored.tokens(plan, *length)).max().unwrap_or(0);
         plan.check_evaluation_memory(longest, runtime.limit().as_ref())?;
         let (known, journal, events) = (run.evaluations()?, run.evaluation_file(), run.events());
+        let own = (plan.seed, plan.train_len as u64);
+        if let Some(row) = known.iter().find(|row| (row.seed, row.train_len) != own) {
+            let message = format!(
+                "it has a row of seed {}, trained at {}; the run has seed {}, trained at {}",
+                row.seed, row.train_len, own.0, own.1
+            );
+            let hint =
+                format!("delete the row, or restore the file; `kerple verify {}` names its line", run.path().display());
+            return Err(Error::damaged(&journal, message, hint));
+        }
         let reuse = Reuse::Same;
         Ok(EvalRun { plan, step, model, scored, runtime, reuse, known, journal, events })
     }

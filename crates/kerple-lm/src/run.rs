@@ -208,10 +208,15 @@ impl RunFolder {
     /// Rows of earlier evaluations.
     ///
     /// # Errors
-    /// A file that cannot be read.
+    /// A file that cannot be read; a row that contradicts itself.
     pub fn evaluations(&self) -> Result<Vec<EvaluationRow>> {
         let path = self.evaluation_file();
-        Ok(if present(&path)? { kerple_run::read_rows(&path)?.rows } else { Vec::new() })
+        if !present(&path)? {
+            return Ok(Vec::new());
+        }
+        let found = kerple_run::read_rows(&path)?;
+        verify::check_evaluations(&path, &found)?;
+        Ok(found.rows)
     }
 
     /// Path of the rows of probes.
@@ -267,6 +272,16 @@ impl RunFolder {
     pub fn last_step(&self, plan: &Plan) -> Result<u64> {
         let scores = if plan.train.until.is_some() { self.validation_scores()? } else { Vec::new() };
         Ok(plan.training_end().last_step(&scores))
+    }
+
+    /// The last update that was logged.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub(crate) fn last_logged_step(&self) -> Result<Option<u64>> {
+        let path = self.path.join(kerple_run::METRICS_FILE);
+        let rows = if present(&path)? { kerple_run::read_rows::<MetricsRow>(&path)?.rows } else { Vec::new() };
+        Ok(rows.last().map(|row| row.step))
     }
 
     /// Opens the metrics for appending, without rows of steps that the checkpoint has not seen.

@@ -207,6 +207,20 @@ fn train_with<M: FromPlan, T: Objective<M> + Copy>(
     Ok(TrainOutcome { step, finished, learned_at, loss: trainer.learned.map(|learned| learned.loss), seconds })
 }
 
+/// What to say of a run that lost its checkpoints, or rows of the updates up to one.
+fn lost_note(run: &RunFolder, plan: &Plan, step: Option<u64>) -> Result<Option<String>> {
+    let Some(step) = step else {
+        let logged = run.last_logged_step()?;
+        return Ok(logged.map(|logged| {
+            format!(
+                "the folder has no checkpoint: training starts at step 1, and replaces the rows up to step {logged}"
+            )
+        }));
+    };
+    let missing = run.first_step_without_row(plan, step)?;
+    Ok(missing.map(|missing| format!("metrics.jsonl has no row of step {missing}, which was trained; reports lack it")))
+}
+
 /// What of a plan a finished run does not take over.
 fn kept_note(kept: &Plan, asked: &Plan) -> Option<String> {
     let ignored = plan::of_training(kept, asked);
@@ -485,14 +499,19 @@ impl<M: FromPlan, T: Objective<M> + Copy> ResumePoint<M, T> {
         if let Some(old) = &old {
             old.check_resume(plan, done)?;
         }
-        let commit = old.map(|old| old.commit);
         // rows after the checkpoint are of updates that are made again
         let mut scores = if plan.train.until.is_some() { run.validation_scores()? } else { Vec::new() };
         scores.retain(|(step, _)| *step <= done);
         let found = found?;
         plan.check_scores(&scores, done)?;
+        let lost = match &old {
+            Some(old) => lost_note(run, old, found.as_ref().map(|found| found.value.1.step))?,
+            None => None,
+        };
+        let commit = old.map(|old| old.commit);
         Ok(match found {
             Some(NewestCheckpoint { path, value: (train_state, state), notes }) => {
+                let notes = notes.into_iter().chain(lost).collect();
                 ResumePoint { train_state, state, saved: Some(path), scores, commit, notes }
             }
             None if plan.init_from.is_some() => {
@@ -503,7 +522,7 @@ impl<M: FromPlan, T: Objective<M> + Copy> ResumePoint<M, T> {
             None => {
                 let (train_state, state) =
                     (fresh(plan, objective, runtime), CheckpointState::start(plan.trajectory_hash()));
-                ResumePoint { train_state, state, saved: None, scores, commit, notes: Vec::new() }
+                ResumePoint { train_state, state, saved: None, scores, commit, notes: Vec::from_iter(lost) }
             }
         })
     }

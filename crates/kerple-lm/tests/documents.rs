@@ -349,7 +349,7 @@ fn within_documents_every_scored_token_has_far_context() {
         ),
         (
             EvalRequest { protocol: Protocol::Segments, ..asked.clone() },
-            "within = \"document\" is for last:COUNT, not for segments",
+            "--within document is for last:COUNT, not for segments",
         ),
         (EvalRequest { segment_len: None, ..asked.clone() }, "needs the tokens of its own document"),
         (EvalRequest { protocol: Protocol::Rolling(8), lengths: vec![8], ..asked }, "not for rolling:8"),

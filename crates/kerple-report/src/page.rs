@@ -292,11 +292,12 @@ fn headline(results: &Results) -> String {
 fn facts(results: &Results, options: &ReportOptions) -> Vec<(&'static str, String)> {
     let counted = results.runs.iter().filter(|run| run.duplicate_of.is_none());
     let finished = counted.clone().filter(|run| run.state == RunState::Finished).count();
-    let seconds: f64 = counted.clone().filter_map(|run| run.training_seconds).sum();
+    let seconds: Vec<f64> = counted.clone().filter_map(|run| run.training_seconds).collect();
+    let time = if seconds.is_empty() { "not recorded".to_owned() } else { duration(seconds.iter().sum()) };
     let mut facts = vec![
         ("runs", format!("{} ({finished} finished)", counted.clone().count())),
         ("encodings", results.encodings.len().to_string()),
-        ("training time", duration(seconds)),
+        ("training time", time),
     ];
     facts.push(("trained on", tally_runs(counted.clone().map(|run| run.machines.clone()))));
     facts.push(("evaluated with", tally_runs(counted.clone().map(|run| run.evaluated_in.clone()))));

@@ -54,11 +54,18 @@ impl Run {
         let mut notes = Vec::new();
         let metrics = read_optional_rows(&folder.join(kerple_run::METRICS_FILE), &mut notes)?;
         let sessions = read_optional_rows(&folder.join(kerple_run::SESSIONS_FILE), &mut notes)?;
-        let evaluations = read_optional_rows(&folder.join(kerple_run::EVALUATION_FILE), &mut notes)?;
+        let evaluations: Vec<EvaluationRow> =
+            read_optional_rows(&folder.join(kerple_run::EVALUATION_FILE), &mut notes)?;
         let probes = read_optional_rows(&folder.join(kerple_run::PROBES_FILE), &mut notes)?;
         let kernels = Error::unless_absent(read_json(&folder.join(kerple_run::KERNELS_FILE)))?;
         let mut kernels: Vec<KernelSnapshot> = kernels.unwrap_or_default();
         kernels.sort_by_key(|snapshot| snapshot.step);
+        if let Some(why) = evaluations.iter().find_map(EvaluationRow::contradiction) {
+            notes.push(format!(
+                "evaluation.jsonl has a row that contradicts itself: {why}; tables show what the row has, and `kerple verify` \
+                 names its line"
+            ));
+        }
         let evaluations = without_repeated_evaluations(evaluations, &mut notes);
         let is_other = |of_row: u64, of_plan: Option<u64>| of_plan.is_some_and(|of_plan| of_plan != of_row);
         let contradicts =

@@ -101,6 +101,12 @@ impl Error {
     /// What the user can do about it.
     pub fn hint(&self) -> String {
         match self {
+            // the hint of a folder to write to
+            Error::Io { attempt, source, .. }
+                if source.kind() == std::io::ErrorKind::NotADirectory && attempt.contains("read") =>
+            {
+                "a file is where a folder should be; check the path".to_owned()
+            }
             Error::Io { source, .. } => crate::files::hint(source).to_owned(),
             Error::Busy { .. } => "wait for that process, stop it, or use another --out folder".to_owned(),
             Error::Render { .. } => "check the disk and run the command again; no partial output was kept".to_owned(),

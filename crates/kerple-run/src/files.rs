@@ -27,6 +27,7 @@ pub fn hint(answer: &io::Error) -> &'static str {
         ErrorKind::NotFound => "check the path",
         ErrorKind::PermissionDenied => "choose a folder that you can write to, or a file that you can read",
         ErrorKind::NotADirectory | ErrorKind::AlreadyExists => "a file is in the way; choose another folder",
+        ErrorKind::InvalidData if answer.to_string().contains("UTF-8") => "save the file as text in UTF-8",
         ErrorKind::InvalidInput => "give the path of a file on disk",
         ErrorKind::IsADirectory => "give a file, not a folder",
         ErrorKind::StorageFull => "free some disk space; data saved earlier is intact",

@@ -112,6 +112,8 @@ fn complete_length(file: &mut File) -> std::io::Result<u64> {
 pub struct JournalRows<Row> {
     /// The records, in the file's order.
     pub rows: Vec<Row>,
+    /// The line of each, counted from 1.
+    pub lines: Vec<usize>,
     /// Number of the last line if it was incomplete and skipped.
     pub truncated_line: Option<usize>,
 }
@@ -124,14 +126,17 @@ pub struct JournalRows<Row> {
 pub fn read_rows<Row: DeserializeOwned>(path: &Path) -> Result<JournalRows<Row>> {
     let text = crate::files::read(path).map_err(Error::io_while("reading", path))?;
     refuse_keys(path, &text)?;
-    let mut found = JournalRows { rows: Vec::new(), truncated_line: None };
+    let mut found = JournalRows { rows: Vec::new(), lines: Vec::new(), truncated_line: None };
     for (index, line) in text.split_inclusive(|&byte| byte == b'\n').enumerate() {
         if line.trim_ascii().is_empty() {
             continue;
         }
         match serde_json::from_slice(line) {
             _ if !line.ends_with(b"\n") => found.truncated_line = Some(index + 1),
-            Ok(row) => found.rows.push(row),
+            Ok(row) => {
+                found.rows.push(row);
+                found.lines.push(index + 1);
+            }
             Err(error) => {
                 return Err(Error::damaged_line(path, index + 1, &error));
             }

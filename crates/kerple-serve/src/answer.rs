@@ -22,6 +22,8 @@ pub(crate) struct ResponseContext {
     pub(crate) prompt_tokens: usize,
     /// Whether a stream ends with the usage.
     pub(crate) usage: bool,
+    /// What the request asks for without effect.
+    pub(crate) notes: Vec<String>,
 }
 
 impl ResponseContext {
@@ -29,7 +31,7 @@ impl ResponseContext {
     pub(crate) fn new(id: String, created: u64, shared: Arc<ServeContext>, request: &Completion) -> ResponseContext {
         let Completion { logprobs, by_id, usage, .. } = *request;
         let prompt_tokens = request.prompts.iter().map(|prompt| prompt.tokens.len()).sum();
-        ResponseContext { id, created, shared, logprobs, by_id, prompt_tokens, usage }
+        ResponseContext { id, created, shared, logprobs, by_id, prompt_tokens, usage, notes: request.notes.clone() }
     }
 }
 
@@ -43,6 +45,8 @@ struct CompletionResponse<'a> {
     /// Absent, or of parts of a stream that ends with it, null.
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<Usage>>,
+    #[serde(skip_serializing_if = "<[String]>::is_empty")]
+    notes: &'a [String],
 }
 
 #[derive(Serialize)]
@@ -82,17 +86,18 @@ impl ResponseContext {
     pub(crate) fn answer(&self, deltas: Vec<TextDelta>) -> String {
         let added = deltas.iter().map(|delta| delta.added).sum();
         let choices = deltas.into_iter().enumerate().map(|(index, delta)| self.choice(index, delta)).collect();
-        self.written(choices, Some(Some(self.numbers(added))))
+        self.written(choices, Some(Some(self.numbers(added))), &self.notes)
     }
 
-    /// A chunk of a stream.
-    pub(crate) fn chunk(&self, index: usize, delta: TextDelta) -> String {
-        self.written(vec![self.choice(index, delta)], self.usage.then_some(None))
+    /// A chunk of a stream; the first has the notes.
+    pub(crate) fn chunk(&self, index: usize, delta: TextDelta, is_first: bool) -> String {
+        let notes = if is_first { &self.notes[..] } else { &[] };
+        self.written(vec![self.choice(index, delta)], self.usage.then_some(None), notes)
     }
 
     /// The chunk that ends a stream with the usage; `added` tokens are new.
     pub(crate) fn end(&self, added: usize) -> String {
-        self.written(Vec::new(), Some(Some(self.numbers(added))))
+        self.written(Vec::new(), Some(Some(self.numbers(added))), &[])
     }
 
     fn numbers(&self, completion_tokens: usize) -> Usage {
@@ -100,7 +105,7 @@ impl ResponseContext {
         Usage { prompt_tokens, completion_tokens, total_tokens: prompt_tokens + completion_tokens }
     }
 
-    fn written(&self, choices: Vec<ResponseChoice>, usage: Option<Option<Usage>>) -> String {
+    fn written(&self, choices: Vec<ResponseChoice>, usage: Option<Option<Usage>>, notes: &[String]) -> String {
         let ResponseContext { id, created, shared, .. } = self;
         let answer = CompletionResponse {
             id,
@@ -109,6 +114,7 @@ impl ResponseContext {
             model: &shared.name,
             choices,
             usage,
+            notes,
         };
         serde_json::to_string(&answer).expect("answers are finite numbers and text")
     }

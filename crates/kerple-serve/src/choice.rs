@@ -77,8 +77,8 @@ impl<'s> Choice<'s> {
         };
         let (mut entries, mut whole) = (Vec::new(), String::new());
         for (place, token) in prompt.tokens.iter().enumerate() {
-            let offset = choice.decoded;
-            let piece = choice.decoder.push(*token);
+            let (piece, before) = choice.decoder.push_at(*token);
+            let offset = choice.decoded + before;
             choice.decoded += piece.chars().count();
             whole += &piece;
             if let Some(found) = predicted {
@@ -101,8 +101,8 @@ impl<'s> Choice<'s> {
 
     /// Adds a token; the `last` one ends the text.
     pub(crate) fn add(&mut self, token: u32, found: &TopK<f32>, last: bool) -> TextDelta {
-        let offset = self.decoded;
-        let mut text = self.decoder.push(token);
+        let (mut text, before) = self.decoder.push_at(token);
+        let offset = self.decoded + before;
         let is_end = self.request.ends.contains(&token);
         if last || is_end {
             text += &std::mem::replace(&mut self.decoder, self.shared.tokenizer.decoder()).finish();

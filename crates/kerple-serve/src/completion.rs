@@ -2,6 +2,7 @@
 
 use crate::api_error::{ApiError, ApiResult};
 use crate::list::{self, UpTo};
+use crate::notes::{self, AskedKeys, Unused};
 use crate::penalties::Penalties;
 use crate::prompts::{self, BorrowedText, Prompt};
 use crate::raw::{self, BodyKeys, Neutral};
@@ -39,6 +40,8 @@ pub(crate) struct Completion {
     pub(crate) stream: bool,
     /// Whether the last event of a stream has the numbers of tokens.
     pub(crate) usage: bool,
+    /// What the request asks for without effect.
+    pub(crate) notes: Vec<String>,
 }
 
 /// The keys that are read.
@@ -81,6 +84,7 @@ impl Completion {
     /// What cannot be served, by key.
     pub(crate) fn read(bytes: &[u8], shared: &ServeContext, seed: u64) -> ApiResult<Completion> {
         let mut keys = BodyKeys::of(bytes)?;
+        let asked = AskedKeys::of(&keys);
         shared.check_model(keys.take("model"))?;
         let flag = |keys: &mut BodyKeys, name| raw::value(name, keys.take(name), false, "true or false");
         let logprobs = match keys.take("logprobs") {
@@ -93,12 +97,14 @@ impl Completion {
         let stream = flag(&mut keys, "stream")?;
         let ignores_ends = flag(&mut keys, "ignore_eos")?;
         let mut ends = stop_tokens(keys.take("stop_token_ids"), shared)?;
+        let ends_anyway = ignores_ends && shared.special.eos.iter().all(|eos| ends.contains(eos));
         ends.extend(shared.special.eos.iter().filter(|_| !ignores_ends));
-        let completion = Completion {
+        let (stops, has_empty_stop) = stops(keys.take("stop"))?;
+        let mut completion = Completion {
             echo: flag(&mut keys, "echo")?,
             by_id: flag(&mut keys, "return_tokens_as_token_ids")?,
             usage: usage(keys.take("stream_options"), stream)?,
-            stops: stops(keys.take("stop"))?,
+            stops,
             count: raw::value("max_tokens", keys.take("max_tokens"), 16, "a whole number of at least 0")?,
             draw: draw(&mut keys, seed)?,
             penalties: penalties(&mut keys)?,
@@ -106,11 +112,18 @@ impl Completion {
             logprobs,
             ends,
             stream,
+            notes: Vec::new(),
         };
         // who asks: changes no answer
         raw::value("user", keys.take("user"), BorrowedText("".into()), "a string")?;
         keys.finish(&NEUTRAL, TAKEN)?;
         completion.check_sizes(&shared.limits)?;
+        let unused = Unused {
+            ignore_eos: ends_anyway,
+            token_ids: completion.by_id && completion.logprobs.is_none(),
+            empty_stop: has_empty_stop,
+        };
+        completion.notes = notes::without_effect(&asked, completion.count, &completion.draw, unused);
         Ok(completion)
     }
 
@@ -190,10 +203,10 @@ fn usage(raw: Option<&RawValue>, stream: bool) -> ApiResult<bool> {
     Ok(options.include_usage.unwrap_or(false))
 }
 
-/// A string or several; empty ones, which would end everything at once, are left out.
-fn stops(raw: Option<&RawValue>) -> ApiResult<Vec<String>> {
+/// A string or several; empty ones, which would end everything at once, are left out. Whether there were any.
+fn stops(raw: Option<&RawValue>) -> ApiResult<(Vec<String>, bool)> {
     const EXPECTED: &str = "a string or a list of strings";
-    let Some(raw) = raw else { return Ok(Vec::new()) };
+    let Some(raw) = raw else { return Ok((Vec::new(), false)) };
     let wrong = |_| raw::wrong("stop", raw, EXPECTED);
     let (most, longest) = MOST_STOPS;
     let text = PhantomData::<BorrowedText>;
@@ -204,7 +217,9 @@ fn stops(raw: Option<&RawValue>) -> ApiResult<Vec<String>> {
     if count > most || texts.iter().any(|BorrowedText(stop)| stop.len() > longest) {
         return Err(ApiError::bad("stop", format!("`stop` may have up to {most} strings of up to {longest} bytes")));
     }
-    Ok(texts.into_iter().map(|BorrowedText(stop)| stop.into_owned()).filter(|stop| !stop.is_empty()).collect())
+    let (empty, stops): (Vec<String>, Vec<String>) =
+        texts.into_iter().map(|BorrowedText(stop)| stop.into_owned()).partition(String::is_empty);
+    Ok((stops, !empty.is_empty()))
 }
 
 /// Tokens with which a text ends.

@@ -24,6 +24,7 @@ mod facts;
 mod hosts;
 mod list;
 mod names;
+mod notes;
 mod penalties;
 mod prompts;
 mod raw;

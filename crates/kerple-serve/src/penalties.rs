@@ -59,9 +59,9 @@ impl Penalties {
         }
     }
 
-    /// The least logit that may be drawn.
-    pub(crate) fn floor(&self, logits: &[f64], temperature: f64) -> f64 {
-        let most = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    /// The least logit that may be drawn, given those of all tokens that may come next.
+    pub(crate) fn floor(&self, logits: impl Iterator<Item = f64>, temperature: f64) -> f64 {
+        let most = logits.fold(f64::NEG_INFINITY, f64::max);
         if self.min_p > 0.0 { most + temperature * self.min_p.ln() } else { f64::NEG_INFINITY }
     }
 }
@@ -95,7 +95,7 @@ mod tests {
         // shares 1, 1/2 and 1/4 of the likeliest at temperature 1, of which temperature 2 takes the roots
         let logits = [0.0, 0.5f64.ln(), 0.25f64.ln()];
         let left = |min_p: f64, temperature: f64| {
-            let floor = Penalties { min_p, ..Penalties::NONE }.floor(&logits, temperature);
+            let floor = Penalties { min_p, ..Penalties::NONE }.floor(logits.into_iter(), temperature);
             logits.iter().filter(|logit| **logit >= floor).count()
         };
         assert_eq!([left(0.0, 1.0), left(0.4, 1.0), left(0.6, 1.0), left(0.6, 2.0), left(1.0, 1.0)], [3, 2, 1, 2, 1]);

@@ -42,12 +42,16 @@ pub(crate) fn read(raw: Option<&RawValue>, shared: &ServeContext) -> ApiResult<V
         (Some('['), Some('"')) => {
             let texts = list::read(raw.get(), UpTo(queue, PhantomData::<BorrowedText>)).map_err(wrong)?;
             check_count(&texts, queue)?;
-            texts.kept.into_iter().map(|text| of_text(text, shared)).collect()
+            let count = texts.count;
+            let prompts = texts.kept.into_iter().map(|text| of_text(text, shared));
+            prompts.enumerate().map(|(at, prompt)| prompt.map_err(|error| placed(error, at, count))).collect()
         }
         (Some('['), Some('[')) => {
             let lists = list::read(raw.get(), UpTo(queue, ids)).map_err(wrong)?;
             check_count(&lists, queue)?;
-            lists.kept.into_iter().map(|ids| of_tokens(ids, shared)).collect()
+            let count = lists.count;
+            let prompts = lists.kept.into_iter().map(|ids| of_tokens(ids, shared));
+            prompts.enumerate().map(|(at, prompt)| prompt.map_err(|error| placed(error, at, count))).collect()
         }
         _ => Ok(vec![of_tokens(list::read(raw.get(), ids).map_err(wrong)?, shared)?]),
     }
@@ -93,6 +97,14 @@ fn of_tokens(CappedList { kept, count }: CappedList<u32>, shared: &ServeContext)
             Err(ApiError::bad("prompt", format!("token {id} is out of range; the model has {vocab}, counted from 0")))
         }
         None => Ok(Prompt { tokens: kept, text: None }),
+    }
+}
+
+/// An error about one of several prompts.
+fn placed(error: ApiError, at: usize, count: usize) -> ApiError {
+    match count {
+        1 => error,
+        _ => ApiError { message: format!("prompt {} of {count}: {}", at + 1, error.message), ..error },
     }
 }
 

@@ -48,6 +48,13 @@ impl<'b> BodyKeys<'b> {
         (value.get() != "null").then_some(value)
     }
 
+    /// What was written under a key, unless that is `null` or one of the values by which it asks for nothing.
+    pub(crate) fn asked(&self, name: &str, nothing: &[&str]) -> Option<String> {
+        let (_, value) = self.0.iter().find(|(key, _)| key == name)?;
+        let is_nothing = value.get() == "null" || nothing.iter().any(|nothing| is_same(value.get(), nothing));
+        (!is_nothing).then(|| shortened(value.get()))
+    }
+
     /// Refuses a key that was not read, unless its value asks for nothing.
     pub(crate) fn finish(self, neutral: &[Neutral], taken: &str) -> ApiResult<()> {
         for (key, value) in self.0 {

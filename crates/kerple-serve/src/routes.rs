@@ -1,7 +1,7 @@
 //! The routes and their handlers.
 
 use crate::answer::{ResponseContext, join};
-use crate::api_error::{ApiError, ApiResult};
+use crate::api_error::{ApiError, ApiResult, shortened};
 use crate::choice::TextDelta;
 use crate::completion::Completion;
 use crate::connections::{Connection, Phase};
@@ -102,7 +102,9 @@ pub fn router(server: &Server) -> Router {
         .route("/detokenize", post(detokenize))
         .fallback(|request: Request| async move { ApiError::of(StatusCode::NOT_FOUND, elsewhere(&request)) })
         .method_not_allowed_fallback(|request: Request| async move {
-            ApiError::of(StatusCode::METHOD_NOT_ALLOWED, elsewhere(&request))
+            let (path, method) = (request.uri().path(), request.method());
+            let message = format!("{path} does not accept {method}; the header `Allow` has the method");
+            ApiError::of(StatusCode::METHOD_NOT_ALLOWED, message)
         })
         .layer(DefaultBodyLimit::max(state.shared.limits.body))
         .layer(from_fn_with_state(state.clone(), of_this_host))
@@ -194,12 +196,31 @@ fn give_back() {
     }
 }
 
+/// Refuses what a request has in addition to its body and nothing reads.
+fn refuse_unread(request: &Request) -> ApiResult<()> {
+    if let Some(query) = request.uri().query().filter(|query| !query.is_empty()) {
+        let message = format!("the query `{}` is not read; send its keys in the body", shortened(query));
+        return Err(ApiError::of(StatusCode::BAD_REQUEST, message));
+    }
+    let encoding = request.headers().get(header::CONTENT_ENCODING).filter(|encoding| *encoding != "identity");
+    if let Some(encoding) = encoding {
+        let encoding = String::from_utf8_lossy(encoding.as_bytes());
+        let message = format!(
+            "`Content-Encoding` is {}, which this server does not support; send the body without it",
+            shortened(&encoding)
+        );
+        return Err(ApiError::of(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
+    }
+    Ok(())
+}
+
 /// Takes a body, within its limits, and works on it where no other request has to wait for that.
 async fn read<T: Send + 'static>(
     state: Handle,
     request: Request,
     work: impl FnOnce(&[u8], &Handle) -> ApiResult<T> + Send + 'static,
 ) -> ApiResult<T> {
+    refuse_unread(&request)?;
     let crate::ServerLimits { body, seconds, .. } = state.shared.limits;
     let connection = request.extensions().get::<Connection>().cloned();
     let too_long =
@@ -294,12 +315,12 @@ async fn collect(mut messages: channel::UnboundedReceiver<WorkerMessage>, count:
 /// Deltas as server-sent events, as they come; then the usage if the request asks for it.
 fn events(head: ResponseContext, messages: channel::UnboundedReceiver<WorkerMessage>) -> Response {
     let head = Arc::new(head);
-    let (mut added, last) = (0, head.clone());
+    let (mut added, mut is_first, last) = (0, true, head.clone());
     let messages = UnboundedReceiverStream::new(messages).map(Some).chain(once(None));
     let chunks = messages.filter_map(move |message| match message {
         Some(WorkerMessage::Delta(index, piece)) => {
             added += piece.added;
-            Some(head.chunk(index, piece))
+            Some(head.chunk(index, piece, std::mem::take(&mut is_first)))
         }
         Some(WorkerMessage::Failed(failure)) => {
             Some(serde_json::to_string(&failure.body()).expect("a failure is text"))

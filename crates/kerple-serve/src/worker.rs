@@ -8,6 +8,7 @@ use crate::completion::Completion;
 use crate::penalties::TokenCounts;
 use axum::http::StatusCode;
 use kerple_core::ops::cross_entropy::top_k_of_row;
+use kerple_data::MusicRules;
 use kerple_lm::generate::Sampler;
 use kerple_lm::model::{Decoder, Sequence};
 use std::sync::Arc;
@@ -39,6 +40,8 @@ struct RunningCompletion<'s> {
     sequence: Sequence,
     sampler: Sampler,
     counts: TokenCounts,
+    /// Which events may come next, for a model of music.
+    rules: Option<MusicRules>,
     choice: Choice<'s>,
     /// Of the token that comes next, `[V]`.
     logits: Vec<f32>,
@@ -102,7 +105,11 @@ fn begin<'s>(model: &Decoder, shared: &'s ServeContext, job: PromptJob) -> Optio
         send(&job, WorkerMessage::Delta(job.index, piece));
     }
     let (sampler, counts) = (Sampler::new(request.draw), TokenCounts::of_prompt(&prompt.tokens));
-    let mut one = RunningCompletion { job, sequence, sampler, counts, choice, logits, last: 0, left: count };
+    let mut rules = shared.tokenizer.music_rules();
+    if let Some(rules) = &mut rules {
+        prompt.tokens.iter().for_each(|token| rules.take(*token));
+    }
+    let mut one = RunningCompletion { job, sequence, sampler, counts, rules, choice, logits, last: 0, left: count };
     draw(&mut one, shared).then_some(one)
 }
 
@@ -123,12 +130,17 @@ fn draw(one: &mut RunningCompletion, shared: &ServeContext) -> bool {
     let mut logits: Vec<f64> =
         one.logits.iter().take(shared.plan.data_info.vocab_size).map(|logit| f64::from(*logit)).collect();
     request.penalties.apply(&mut logits, &one.counts);
-    let floor = request.penalties.floor(&logits, request.draw.temperature);
-    let Ok(token) = one.sampler.next(&logits, &|token| logits[token as usize] >= floor) else {
+    let fits = |token: u32| one.rules.as_ref().is_none_or(|rules| rules.allows(token));
+    let candidates = logits.iter().zip(0..).filter(|(_, token)| fits(*token)).map(|(logit, _)| *logit);
+    let floor = request.penalties.floor(candidates, request.draw.temperature);
+    let Ok(token) = one.sampler.next(&logits, &|token| fits(token) && logits[token as usize] >= floor) else {
         send(&one.job, WorkerMessage::Failed(not_a_number()));
         return false;
     };
     one.counts.add(token);
+    if let Some(rules) = &mut one.rules {
+        rules.take(token);
+    }
     let alternatives = request.logprobs.unwrap_or(0);
     let found = top_k_of_row(&one.logits, Some(token), alternatives);
     one.left -= 1;

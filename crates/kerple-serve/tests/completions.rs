@@ -1,9 +1,11 @@
 //! What clients read out of a completion.
 
 use crate::common::{Client, model, served, served_by};
+use kerple_data::Tokenizer;
 use kerple_lm::forward_context::ForwardContext;
 use kerple_lm::generate::{SamplingParams, generate};
 use kerple_lm::model::TokenBatch;
+use kerple_lm::run::SpecialTokens;
 use serde_json::{Value, json};
 
 const PROMPT: &str = "the quick brown";
@@ -285,6 +287,101 @@ fn a_character_that_a_prompt_begins_comes_back_once() {
         }
     }
     assert!(completed > 0);
+}
+
+#[test]
+fn a_token_begins_behind_the_broken_bytes_before_it() {
+    let client = Client::new(served("alibi"));
+    let body = json!({"prompt": [97, 0xc3, 98, 99], "max_tokens": 0, "echo": true, "logprobs": 0});
+    let choice = client.complete(body).remove(0);
+    assert_eq!(choice["text"], "a\u{fffd}bc");
+    assert_eq!(choice["logprobs"]["text_offset"], json!([0, 1, 2, 3]));
+    let mut behind_broken = 0;
+    for seed in 0..10 {
+        let choice = client.complete(json!({
+            "prompt": "x", "max_tokens": 60, "temperature": 9, "seed": seed, "logprobs": 0,
+            "return_tokens_as_token_ids": true, "ignore_eos": true,
+        }));
+        let (letters, told) =
+            (choice[0]["text"].as_str().unwrap().chars().collect::<Vec<char>>(), &choice[0]["logprobs"]);
+        for (token, offset) in told["tokens"].as_array().unwrap().iter().zip(told["text_offset"].as_array().unwrap()) {
+            let id: u8 = token.as_str().unwrap().strip_prefix("token_id:").unwrap().parse().unwrap();
+            let at = offset.as_u64().unwrap() as usize;
+            if (1..0x80).contains(&id) {
+                assert_eq!(letters[at], char::from(id), "{choice:?}");
+                behind_broken += u32::from(at > 0 && letters[at - 1] == '\u{fffd}');
+            }
+        }
+    }
+    assert!(behind_broken > 10);
+}
+
+#[test]
+fn what_has_no_effect_is_named() {
+    let client = Client::new(served("alibi"));
+    let notes = |more: Value| {
+        let mut body = json!({"prompt": PROMPT, "max_tokens": 2});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        client.post("/v1/completions", &body)["notes"].clone()
+    };
+    for (more, says) in [
+        (json!({"temperature": 0, "seed": 7}), "no effect with `temperature` 0: `seed` 7"),
+        (
+            json!({"temperature": -0.0, "seed": 7, "top_p": 0.5, "top_k": 3, "min_p": 0.1}),
+            "no effect with `temperature` 0: `top_k` 3, `top_p` 0.5, `min_p` 0.1, `seed` 7",
+        ),
+        (json!({"temperature": 2, "top_k": 1}), "no effect with `top_k` 1: `temperature` 2"),
+        (json!({"top_p": 0, "seed": 1}), "no effect with `top_p` 0: `seed` 1"),
+        (json!({"max_tokens": 0, "seed": 1, "stop": "a"}), "no effect with `max_tokens` 0: `seed` 1, `stop` \"a\""),
+        (
+            json!({"ignore_eos": true, "stop_token_ids": [0]}),
+            "no effect with these `stop_token_ids`: `ignore_eos` true",
+        ),
+        (json!({"stop": ["a", ""]}), "no effect: an empty string in `stop`"),
+        (
+            json!({"return_tokens_as_token_ids": true}),
+            "no effect without `logprobs`: `return_tokens_as_token_ids` true",
+        ),
+    ] {
+        assert_eq!(notes(more.clone()), json!([says]), "{more}");
+    }
+    for more in [
+        json!({"temperature": 0, "top_p": 1, "top_k": -1, "min_p": 0, "seed": null}),
+        json!({"temperature": 0, "frequency_penalty": 1, "stop": "a"}),
+        json!({"seed": 7, "top_p": 0.5}),
+        json!({"max_tokens": 0, "temperature": 1, "stop": [], "ignore_eos": false}),
+        json!({"ignore_eos": true, "stop_token_ids": [5]}),
+    ] {
+        assert_eq!(notes(more.clone()), Value::Null, "{more}");
+    }
+    let body = json!({"prompt": ["a", "b"], "max_tokens": 3, "temperature": 0, "seed": 7, "stream": true});
+    let (_, events) = client.send("POST", "/v1/completions", body.to_string());
+    assert_eq!(events.matches("`seed` 7").count(), 1, "{events}");
+    assert!(events.split("\n\n").next().unwrap().contains("`seed` 7"), "the first event has the notes");
+}
+
+#[test]
+fn music_follows_the_rules_of_its_events() {
+    use kerple_data::music::Representation;
+    // a model of bytes knows the first 256 events
+    let mut served = served("alibi");
+    served.tokenizer = Tokenizer::music(Representation::Remi);
+    served.special = SpecialTokens::of(&served.tokenizer);
+    let vocabulary = Representation::Remi.vocabulary();
+    let client = Client::new(served);
+    for (seed, temperature) in [(1, 9.0), (2, 9.0), (3, 0.0)] {
+        let choice = client.complete(json!({
+            "prompt": "Bar_None Beat_12", "max_tokens": 150, "temperature": temperature, "seed": seed, "min_p": 1e-9,
+            "logprobs": 0, "return_tokens_as_token_ids": true, "ignore_eos": true,
+        }));
+        let mut rules = vocabulary.rules();
+        ["Bar_None", "Beat_12"].iter().for_each(|word| rules.take(vocabulary.id(word).unwrap()));
+        for token in choice[0]["logprobs"]["tokens"].as_array().unwrap() {
+            let id: u32 = token.as_str().unwrap().strip_prefix("token_id:").unwrap().parse().unwrap();
+            assert!(rules.allows(id), "seed {seed}: {} may not come here", vocabulary.words()[id as usize]);
+            rules.take(id);
+        }
+    }
 }
 
 #[test]

@@ -24,8 +24,9 @@ fn bad_requests_are_refused_by_key_and_value() {
         (r#"{"prompt":null}"#, "prompt", "missing"),
         (r#"{"prompt":""}"#, "prompt", "empty"),
         (r#"{"prompt":[]}"#, "prompt", "empty"),
-        (r#"{"prompt":["x",""]}"#, "prompt", "empty"),
-        (r#"{"prompt":[[1],[]]}"#, "prompt", "empty"),
+        (r#"{"prompt":["x",""]}"#, "prompt", "prompt 2 of 2: a prompt is empty"),
+        (r#"{"prompt":[[1],[]]}"#, "prompt", "prompt 2 of 2: a prompt is empty"),
+        (r#"{"prompt":[[1],[256],[2]]}"#, "prompt", "prompt 2 of 3: token 256"),
         (r#"{"prompt":[256]}"#, "prompt", "token 256 is out of range"),
         (r#"{"prompt":[-1]}"#, "prompt", "[-1]"),
         (r#"{"prompt":[1.5]}"#, "prompt", "list of token ids"),
@@ -110,6 +111,21 @@ fn what_asks_for_nothing_is_taken() {
         body[key] = value;
         assert_eq!(client.complete(body), plain, "{key}");
     }
+}
+
+#[test]
+fn what_is_not_read_beside_a_body_is_refused() {
+    let client = Client::new(served("none"));
+    let host = ("host", "localhost");
+    let body = r#"{"prompt":"x","max_tokens":1}"#;
+    let (status, answer) = client.send("POST", "/v1/completions?temperature=0", body);
+    assert!(status == StatusCode::BAD_REQUEST && answer.contains("the query `temperature=0` is not read"), "{answer}");
+    let (status, answer) = client.send_with("POST", "/v1/completions", &[host, ("content-encoding", "gzip")], body);
+    assert!(status == StatusCode::UNSUPPORTED_MEDIA_TYPE && answer.contains("`Content-Encoding` is gzip"), "{answer}");
+    let (status, _) = client.send_with("POST", "/v1/completions", &[host, ("content-encoding", "identity")], body);
+    assert_eq!(status, StatusCode::OK);
+    let (status, answer) = client.send("GET", "/v1/completions", "");
+    assert!(status == StatusCode::METHOD_NOT_ALLOWED && answer.contains("does not accept GET"), "{answer}");
 }
 
 #[test]

@@ -7,6 +7,7 @@ mod export;
 mod general;
 mod groups;
 mod kernel;
+mod lists;
 mod misuse;
 mod renamed;
 mod serve;
@@ -23,7 +24,7 @@ pub use general::{General, thread_count};
 pub use groups::{EvaluationOptions, Hardware, RunFile, Sharing, SlurmArray, SplitChoice, default_lengths, task};
 use groups::{count, rope_scaling};
 #[cfg(feature = "fit")]
-pub use kernel::{FitArgs, MeasureName, NoiseName, RankName, SearchArgs};
+pub use kernel::{FitArgs, MeasureName, NOISE, NoiseName, RankName, SearchArgs};
 pub use kernel::{KernelArgs, KernelCommand};
 use kerple_core::encoding::scaling::RopeScaling;
 use kerple_data::tasks::TaskConfig;
@@ -363,12 +364,26 @@ pub struct ReportArgs {
     pub json: bool,
 }
 
+/// The folder of results as it is called in the repository.
+#[cfg(feature = "reproduce")]
+pub const DEFAULT_RESULTS: &str = "results";
+
 #[cfg(feature = "reproduce")]
 #[derive(Debug, Args)]
 pub struct ResultsArgs {
     /// The repository's folder of results.
-    #[arg(default_value = "results")]
+    #[arg(default_value = DEFAULT_RESULTS)]
     pub dir: PathBuf,
+}
+
+/// Heads that `describe` plots where `--heads` is not given.
+pub const PICTURE_HEADS: usize = 8;
+/// Distances that `describe` plots where `--length` is not given.
+pub const PICTURE_LENGTH: usize = 512;
+
+/// Help of an option that is absent where its default applies.
+fn with_default(what: &str, default: impl std::fmt::Display) -> String {
+    format!("{what} [default: {default}]")
 }
 
 #[derive(Debug, Args)]
@@ -376,11 +391,9 @@ pub struct DescribeArgs {
     /// Name of an encoding, its table as in a run file, or `config` for the keys of a run file.
     #[arg(value_parser = EncodingName, hide_possible_values = true)]
     pub encoding: Option<String>,
-    /// Number of heads to plot [default: 8].
-    #[arg(long, value_parser = count)]
+    #[arg(long, value_parser = count, help = with_default("Number of heads to plot", PICTURE_HEADS))]
     pub heads: Option<usize>,
-    /// Number of distances to plot [default: 512].
-    #[arg(long, value_parser = count)]
+    #[arg(long, value_parser = count, help = with_default("Number of distances to plot", PICTURE_LENGTH))]
     pub length: Option<usize>,
     /// Write the plot as an SVG file.
     #[arg(long, value_name = "FILE")]
@@ -389,6 +402,9 @@ pub struct DescribeArgs {
     #[arg(long)]
     pub json: bool,
 }
+
+/// Seed of `sample` where `--seed` is not given.
+pub const SAMPLE_SEED: u64 = 0;
 
 #[derive(Debug, Args)]
 pub struct SampleArgs {
@@ -430,8 +446,7 @@ pub struct SampleArgs {
     pub rope_scaling: Option<RopeScaling>,
     #[command(flatten)]
     pub hardware: Hardware,
-    /// Seed for sampling [default: 0].
-    #[arg(long)]
+    #[arg(long, help = with_default("Seed for sampling", SAMPLE_SEED))]
     pub seed: Option<u64>,
 }
 

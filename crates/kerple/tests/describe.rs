@@ -55,7 +55,9 @@ fn an_encoding_is_given_in_either_form() {
     for (encoding, says) in [
         (r#"{"kind":"alibi","window":3,"window":4}"#, "the key `window` occurs twice"),
         (r#"{ kind = "alibi", window = 3, window = 4 }"#, "duplicate key"),
-        (r#"{"kind":"alibi","windo":3}"#, "unknown field `windo`"),
+        (r#"{"kind":"alibi","windo":3}"#, "`distance_cap`; did you mean `window`?"),
+        (r#"{"kind":"none","windo":3}"#, "unknown field `windo`, expected a key of every encoding: `window`, "),
+        (r#"{"kind":"alibi","bias_mx":3}"#, "; did you mean `bias_max`?"),
         (r#"{ kind = "alibi", foo = 1 }"#, "`kerple describe config` lists the keys of every encoding"),
         ("{", "unclosed inline table"),
         ("alib", "did you mean `alibi`?"),
@@ -88,6 +90,13 @@ fn options_that_would_be_ignored_are_refused() {
     }
     // what the hint says works
     place.ok(&["describe", "alibi", "--svg", "a.svg", "--heads", "4", "--length", "64"]);
+    // the defaults are those of the help
+    let json: serde_json::Value = serde_json::from_str(&place.ok(&["describe", "alibi", "--json"])).unwrap();
+    let help = place.ok(&["describe", "--help"]);
+    for (what, key) in [("heads", "heads"), ("distances", "length")] {
+        let default = format!("Number of {what} to plot [default: {}]", json[key]);
+        assert!(help.contains(&default), "{default}: {help}");
+    }
     // fox has no picture; its gates have a value per head
     assert!(place.ok(&["describe", "fox", "--heads", "3"]).contains("3]"));
     assert!(place.read("a.svg").contains("<svg"));

@@ -29,6 +29,8 @@ fn options_that_an_evaluation_does_not_have_are_refused() {
         (&["--protocol", "last:8"][..], "--protocol last:8: the data is a task"),
         (&["--segment-len", "64"], "--segment-len 64: the data is a task"),
         (&["--per-position"], "--per-position: the data is a task"),
+        (&["--within", "split"], "--within split: the data is a task"),
+        (&["--documents", "joined"], "--documents joined is for texts"),
         (&["--data", "data"], "--data data: the task flipflop draws its sequences"),
     ] {
         refused(&place, &[&["eval", "task", "--lengths", "16"], options].concat(), says);
@@ -180,6 +182,75 @@ fn overrides_do_not_hide_each_other() {
         "run.toml with --set train.log_every=-1: ",
     );
     assert!(!said.contains("seed"), "{said}");
+    // two that are wrong together
+    let together = ["--set", "seed=5", "--set", "encoding.kind=none", "--set", "encoding.r2=3"];
+    let said = refused(
+        &place,
+        &[&["train", "--config", "run.toml", "--out", "out"], &together[..]].concat(),
+        "run.toml with --set encoding.kind=none --set encoding.r2=3: ",
+    );
+    assert!(!said.contains("seed"), "{said}");
+    // a mistake of the file is the file's
+    place.write("wrong.toml", RUN.replace("steps = 20", "stepz = 20"));
+    let said = refused(
+        &place,
+        &["train", "--config", "wrong.toml", "--out", "out", "--set", "seed=5"],
+        "wrong.toml: TOML parse error at line ",
+    );
+    assert!(said.contains("did you mean `steps`?") && !said.contains("--set"), "{said}");
+}
+
+#[test]
+fn an_evaluation_names_what_it_replaces_of_the_run() {
+    let place = Place::new();
+    place.make_data();
+    let sets = ["encoding.kind=rotary", "encoding.scaling={kind=\"linear\",factor=2}", "encoding.window=8"];
+    let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+    place.ok(&[&["train", "--config", "run.toml", "--out", "run"], &sets[..]].concat());
+    let remarks = |options: &[&str]| {
+        let output = place.run(&[&["eval", "run", "--lengths", "16"], options].concat());
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let said = remarks(&["--rope-scaling", "yarn", "--window", "4"]);
+    assert!(said.contains("--window 4 replaces the window of 8 that the run was trained with"), "{said}");
+    assert!(said.contains("--rope-scaling yarn replaces linear.factor2, which the run was trained with"), "{said}");
+    let said = remarks(&["--rope-scaling", "{kind=\"linear\",factor=2}", "--window", "8"]);
+    assert!(!said.contains("replaces"), "{said}");
+}
+
+#[test]
+fn a_comparison_says_that_its_report_has_other_runs() {
+    let place = Place::new();
+    place.make_data();
+    let remarks = |encodings: &str| {
+        let arguments =
+            ["compare", "--config", "run.toml", "--encodings", encodings, "--lengths", "16", "--out", "out"];
+        let output = place.run(&arguments);
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let said = remarks("alibi");
+    assert!(!said.contains("note:"), "{said}");
+    let said = remarks("none");
+    assert!(said.contains("note: the report has all runs in out, 1 more than this command names"), "{said}");
+}
+
+#[test]
+fn a_list_has_each_value_once() {
+    let place = Place::new();
+    for (arguments, says) in [
+        (&["eval", "run", "--lengths", "64,32,64"][..], "--lengths: `64` is given twice"),
+        (&["kernel", "features", "log(1, 1)", "--rank", "1,1"], "--rank: `1` is given twice"),
+        (&["bench", "attention", "--lengths", "32,32"], "--lengths: `32` is given twice"),
+        (
+            &["kernel", "search", "--config", "run.toml", "--out", "out", "--lengths", "64,64"],
+            "--lengths: `64` is given twice",
+        ),
+        (&["reproduce", "kerple", "--out", "out", "--only", "table3,table3"], "--only: `table3` is given twice"),
+    ] {
+        refused(&place, arguments, says);
+    }
 }
 
 #[test]

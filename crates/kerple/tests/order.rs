@@ -40,7 +40,7 @@ const ORDERS: [(&str, &str); 13] = [
     ),
     (
         "kerple-serve",
-        "facts api_error stop list raw names hosts penalties prompts completion tokens choice answer worker connections routes",
+        "facts api_error stop list raw notes names hosts penalties prompts completion tokens choice answer worker connections routes",
     ),
     ("kerple", "command_error memory output exhausted args encodings timing progress commands mpi ranks main"),
     ("kerple-py", "threads dlpack array encoding kernel parts positions attention content linear run_folder command"),

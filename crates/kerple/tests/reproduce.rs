@@ -321,8 +321,25 @@ fn the_report_of_an_export_is_the_pages_of_its_paper() {
 }
 
 #[test]
+fn what_is_odd_about_a_run_is_said_with_the_pages() {
+    let place = Place::new();
+    place.ok(&smoke("r", &["--shard", "0/400"]));
+    let rows = "r/github/kerple_log/seed-1235/evaluation.jsonl";
+    let whole = place.read(rows);
+    place.write(rows, format!("{whole}{{\"label\""));
+    let output = place.run(&smoke("r", &["--pages-only"]));
+    let (remarks, line) = (String::from_utf8(output.stderr).unwrap(), whole.lines().count() + 1);
+    let note = format!("note: github/kerple_log/seed-1235: evaluation.jsonl: the last line, {line}, is incomplete");
+    assert!(output.status.success() && remarks.contains(&note), "{note}: {remarks}");
+}
+
+#[test]
 fn every_result_of_the_repository_is_listed() {
-    let listed = Place::new().ok(&["results"]);
+    let place = Place::new();
+    let missing = place.run(&["results", "nowhere"]);
+    let message = String::from_utf8_lossy(&missing.stderr);
+    assert!(missing.status.code() == Some(2) && message.contains("nowhere: the folder does not exist"), "{message}");
+    let listed = place.ok(&["results"]);
     for entry in fs::read_dir(document("results")).unwrap() {
         let name = entry.unwrap().file_name().into_string().unwrap();
         assert!(listed.lines().any(|line| line.split(' ').next() == Some(&name)), "{name} is missing in\n{listed}");

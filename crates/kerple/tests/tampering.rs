@@ -71,12 +71,12 @@ const IN_RUNS: [Tampering; 16] = [
     (
         "rows of another seed",
         |at| drop(fs::copy(at.join(OTHER).join("evaluation.jsonl"), at.join(ROWS))),
-        "row 1: it belongs to",
+        "line 1: it belongs to",
     ),
     (
         "rows of another encoding",
         |at| drop(fs::copy(at.join("web/kerple_log/seed-2001/evaluation.jsonl"), at.join(ROWS))),
-        "row 1: it belongs to kerple_log",
+        "line 1: it belongs to kerple_log",
     ),
     (
         "a learning rate",
@@ -235,6 +235,8 @@ fn whatever_is_changed_in_an_export_is_found() {
         if what != "a learning rate" {
             assert!(kerple_experiments::reproduce::export(&folder, &place.path("again")).is_err(), "{what}");
         }
+        let error = pages::write_to(&folder, &place.path("pages"), &[]).unwrap_err();
+        assert!(error.to_string().contains("does not match SHA256SUMS"), "{what}: {error}");
         restore();
     }
     for (what, change, expected) in IN_FOLDER {

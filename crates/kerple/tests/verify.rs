@@ -246,9 +246,9 @@ fn rows_that_contradict_themselves_or_the_plan_are_found() {
     place.ok(&["train", "--config", "run.toml", "--out", "run"]);
     place.ok(&["eval", "run", "--lengths", "16,32"]);
     for (file, key, expected) in [
-        ("evaluation.jsonl", "\"perplexity\":", "row 2: the perplexity is 1"),
-        ("evaluation.jsonl", "\"bits_per_byte\":", "row 2: bits_per_byte is 1"),
-        ("evaluation.jsonl", "\"seed\":", "row 2: it belongs to "),
+        ("evaluation.jsonl", "\"perplexity\":", "line 2: the perplexity is 1"),
+        ("evaluation.jsonl", "\"bits_per_byte\":", "line 2: bits_per_byte is 1"),
+        ("evaluation.jsonl", "\"seed\":", "line 2: it belongs to "),
         ("metrics.jsonl", "\"tokens\":", "tokens are not "),
     ] {
         let path = format!("run/{file}");
@@ -262,6 +262,104 @@ fn rows_that_contradict_themselves_or_the_plan_are_found() {
         assert!(said.lines().any(|line| line.contains("DAMAGED") && line.contains(expected)), "{key}\n{said}");
         place.write(&path, whole);
     }
+    place.ok(&["verify", "run"]);
+}
+
+#[test]
+fn rows_of_one_evaluation_that_differ_are_found() {
+    let place = Place::new();
+    place.make_data();
+    place.ok(&["train", "--config", "run.toml", "--out", "run"]);
+    place.ok(&["eval", "run", "--lengths", "16,32"]);
+    let rows = place.read("run/evaluation.jsonl");
+    let first = rows.lines().next().unwrap();
+    place.write("run/evaluation.jsonl", format!("{rows}{first}\n"));
+    place.ok(&["verify", "run"]);
+    // a row that agrees with itself
+    let mut other: serde_json::Value = serde_json::from_str(first).unwrap();
+    other["nll"] = 1.5.into();
+    other["perplexity"] = 1.5f64.exp().into();
+    for list in ["bytes", "bits_per_byte", "nll_by_segment", "nll_by_own_context"] {
+        other.as_object_mut().unwrap().remove(list);
+    }
+    place.write("run/evaluation.jsonl", format!("{rows}\n{other}\n"));
+    let (code, said, remarks) = verified(&place, &["run"]);
+    assert!(code == Some(1) && said.contains("lines 1 and 4 record one evaluation, but nll is "), "{said}");
+    assert!(remarks.contains("hint: delete the line that is wrong, or both and evaluate again"), "{remarks}");
+    // what the hint says works
+    place.write("run/evaluation.jsonl", rows.split_once('\n').unwrap().1);
+    place.ok(&["eval", "run", "--lengths", "16,32"]);
+    place.ok(&["verify", "run"]);
+}
+
+#[test]
+fn rows_that_contradict_themselves_are_not_results() {
+    let place = Place::new();
+    place.make_data();
+    place.ok(&["train", "--config", "run.toml", "--out", "run"]);
+    let eval = ["eval", "run", "--lengths", "16"];
+    place.ok(&eval);
+    let whole = place.read("run/evaluation.jsonl");
+    let error = |arguments: &[&str]| {
+        let output = place.run(arguments);
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    place.write("run/evaluation.jsonl", whole.replacen("\"perplexity\":", "\"perplexity\":1", 1));
+    let said = error(&eval);
+    assert!(
+        said.contains("line 1: the perplexity is 1") && said.contains("delete line 1 and evaluate again"),
+        "{said}"
+    );
+    let report = place.ok(&["report", "run", "--out", "report"]);
+    assert!(
+        report.contains("note: run: evaluation.jsonl has a row that contradicts itself: the perplexity is 1"),
+        "{report}"
+    );
+    // the row of another seed
+    place.write("run/evaluation.jsonl", whole.replacen("\"seed\":1235", "\"seed\":7", 1));
+    let said = error(&eval);
+    assert!(said.contains("it has a row of seed 7, trained at 16; the run has seed 1235"), "{said}");
+    place.write("run/evaluation.jsonl", "");
+    place.ok(&eval);
+    place.ok(&["verify", "run"]);
+}
+
+#[test]
+fn rows_and_checkpoints_that_were_lost_are_named() {
+    let place = Place::new();
+    place.make_data();
+    let train = |steps: &str| {
+        let steps = format!("train.steps={steps}");
+        let output = place.run(&[
+            "train",
+            "--config",
+            "run.toml",
+            "--set",
+            &steps,
+            "--set",
+            "train.schedule_steps=20",
+            "--out",
+            "run",
+        ]);
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let said = train("20");
+    assert!(!said.contains("note:"), "{said}");
+    let said = train("25");
+    assert!(!said.contains("note:"), "{said}");
+    fs::remove_file(place.path("run/metrics.jsonl")).unwrap();
+    let said = train("30");
+    assert!(said.contains("note: metrics.jsonl has no row of step 1, which was trained; reports lack it"), "{said}");
+    fs::remove_dir_all(place.path("run/checkpoints")).unwrap();
+    let said = train("30");
+    assert!(
+        said.contains(
+            "note: the folder has no checkpoint: training starts at step 1, and replaces the rows up to step 30"
+        ),
+        "{said}"
+    );
     place.ok(&["verify", "run"]);
 }
 

@@ -102,6 +102,26 @@ const HARMLESS: &str = "\
     prefix is_encoder_decoder add_cross_attention pruned_heads quantization_config \
     kernel_hyperparams";
 
+/// Whether a value is a rate of dropout other than 0, or something that is not a rate.
+pub(super) fn is_dropout(value: &Value) -> bool {
+    !(value.is_null() || value.is_boolean() || value.as_f64() == Some(0.0))
+}
+
+/// The note about rates of dropout, as `key = rate`, where there are some.
+pub(super) fn dropout_note(rates: &[String]) -> Option<String> {
+    (!rates.is_empty()).then(|| {
+        let rates = rates.join(", ");
+        format!(
+            "the import leaves out the dropout of training, {rates}; to train on with some, set model.block.dropout"
+        )
+    })
+}
+
+/// Whether two values are the same, numbers as numbers.
+pub(super) fn is_same(one: &Value, two: &Value) -> bool {
+    one == two || one.as_f64().is_some_and(|one| two.as_f64() == Some(one))
+}
+
 /// The keys of one table.
 pub struct ConfigKeys<'a> {
     path: &'a Path,
@@ -165,15 +185,9 @@ impl<'a> ConfigKeys<'a> {
     fn dropout(&self) -> Option<String> {
         let is_head = |key: &str| key.starts_with("classifier") || key.starts_with("summary");
         let is_rate = |key: &str| (key.contains("dropout") || key.ends_with("pdrop")) && !is_head(key);
-        let rates =
-            self.map.iter().filter(|(key, value)| is_rate(key) && value.as_f64().is_some_and(|rate| rate > 0.0));
+        let rates = self.map.iter().filter(|(key, value)| is_rate(key) && is_dropout(value));
         let rates: Vec<String> = rates.map(|(key, rate)| format!("{} = {rate}", self.name(key))).collect();
-        (!rates.is_empty()).then(|| {
-            let rates = rates.join(", ");
-            format!(
-                "the import leaves out the dropout of training, {rates}; to train on with some, set model.block.dropout"
-            )
-        })
+        dropout_note(&rates)
     }
 
     /// The name of a key as messages have it.

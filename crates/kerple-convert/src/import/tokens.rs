@@ -199,6 +199,17 @@ fn special(folder: &Path, keys: &ConfigKeys, described: &mut ModelDescription) -
         Value::Object(serde_json::Map::new())
     };
     let generation = ConfigKeys::new(&path, &value)?;
+    let asks = |(key, nothing): &(&str, Value)| {
+        let value = generation.value(key).filter(|value| !config::is_same(value, nothing))?;
+        Some(format!("{key} = {}", short(&value.to_string())))
+    };
+    let sampling: Vec<String> = sampling().iter().filter_map(asks).collect();
+    if !sampling.is_empty() {
+        let sampling = sampling.join(", ");
+        keys.remark(format!(
+            "the import leaves out how {GENERATION} samples, {sampling}; use options of `kerple sample`"
+        ));
+    }
     let rows = described.rows();
     let [bos, eos, pad] = ["bos_token_id", "eos_token_id", "pad_token_id"].map(|key| {
         let [own, over] = [keys, &generation].map(|keys| ids(keys, key));
@@ -223,6 +234,27 @@ fn special(folder: &Path, keys: &ConfigKeys, described: &mut ModelDescription) -
     let special = &mut described.special;
     (special.bos, special.eos, special.pad) = (bos?.first().copied(), eos?, pad?.first().copied());
     Ok(())
+}
+
+/// Settings of generation other than its tokens, each with the value that transformers has without it.
+fn sampling() -> [(&'static str, Value); 14] {
+    let none = Value::Null;
+    [
+        ("do_sample", false.into()),
+        ("temperature", 1.into()),
+        ("top_k", 50.into()),
+        ("top_p", 1.into()),
+        ("min_p", none.clone()),
+        ("typical_p", 1.into()),
+        ("repetition_penalty", 1.into()),
+        ("no_repeat_ngram_size", 0.into()),
+        ("num_beams", 1.into()),
+        ("bad_words_ids", none.clone()),
+        ("suppress_tokens", none.clone()),
+        ("begin_suppress_tokens", none.clone()),
+        ("forced_bos_token_id", none.clone()),
+        ("forced_eos_token_id", none),
+    ]
 }
 
 /// The ids that a key says.

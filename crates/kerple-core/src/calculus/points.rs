@@ -35,6 +35,14 @@ pub enum PointsError {
         /// Last end.
         last: f64,
     },
+    /// Steps of 1 from the first end pass by the last.
+    #[error("points: the range {first}..{last} does not reach {last} in steps of 1")]
+    UnreachedEnd {
+        /// First end.
+        first: f64,
+        /// Last end.
+        last: f64,
+    },
     /// More points than the eigenproblem should have.
     #[error("points: {count} points exceed the limit of {limit}; time grows with the cube of the number")]
     TooMany {
@@ -59,6 +67,16 @@ pub enum PointsError {
         key: String,
         /// The keywords there are.
         expected: &'static str,
+    },
+    /// A keyword that is given twice.
+    #[error("points: `{key}` is given twice, as {first} and as {second}")]
+    RepeatedKey {
+        /// The keyword.
+        key: String,
+        /// Its first value.
+        first: String,
+        /// Its second value.
+        second: String,
     },
     /// A keyword that is needed.
     #[error("points: `random` needs `{key}`")]
@@ -208,8 +226,12 @@ fn list(spec: &str) -> Result<Vec<f64>, PointsError> {
         if last < first {
             return Err(PointsError::EmptyRange { first, last });
         }
-        let steps = (last - first).floor();
+        let steps = (last - first).round();
         limit(points.len() as f64 + steps + 1.0)?;
+        // 4.1 - 1.1 is not 3
+        if (last - first - steps).abs() > 1e-9 {
+            return Err(PointsError::UnreachedEnd { first, last });
+        }
         points.extend((0..=steps as usize).map(|i| first + i as f64));
     }
     Ok(points)
@@ -250,8 +272,14 @@ fn random(body: &str) -> Result<(usize, Vec<f64>), PointsError> {
         let parsed = text.parse::<u64>();
         parsed.map_err(|_| PointsError::BadValue { key, value: text.to_owned(), expected })
     };
+    let mut given: Vec<(&str, &str)> = Vec::new();
     for item in body.split(',') {
         let (key, value) = item.split_once('=').map_or((item.trim(), ""), |(key, value)| (key.trim(), value.trim()));
+        if let Some((_, first)) = given.iter().find(|(earlier, _)| *earlier == key) {
+            let [key, first, second] = [key, first, value].map(str::to_owned);
+            return Err(PointsError::RepeatedKey { key, first, second });
+        }
+        given.push((key, value));
         match key {
             "n" => n = Some(whole("n", value, "a number of points")?),
             "seed" => seed = whole("seed", value, "a whole number")?,
@@ -285,6 +313,7 @@ mod tests {
         assert_eq!(line("0..3"), [0.0, 1.0, 2.0, 3.0]);
         assert_eq!(line(" -1 , 2.5,0..1 "), [-1.0, 2.5, 0.0, 1.0]);
         assert_eq!(line("5"), [5.0]);
+        assert_eq!(line("1.1..4.1").len(), 4, "the last end is in, whatever rounding makes of their difference");
         let grid = Points::parse("grid(2x3)").unwrap();
         assert_eq!((grid.len(), grid.dim(), grid.point(5)), (6, 2, &[1.0, 2.0][..]));
         assert_eq!(Points::parse("grid( 3 )").unwrap().coordinates, [0.0, 1.0, 2.0]);
@@ -300,11 +329,14 @@ mod tests {
         let cases = [
             ("", "none were given"),
             ("7..0", "range 7..0 is empty"),
+            ("0..2.5", "the range 0..2.5 does not reach 2.5 in steps of 1"),
             ("0..1e9", "1000000001 points exceed the limit of 1024"),
             ("0,1,x", "`x` is not a finite number"),
             ("0,1,", "`` is not a finite number"),
             ("0..2,1", "1 is given twice"),
             ("random(n=2,size=3)", "unknown key `size`, use one of `n`, `high`, `seed`, `dim`"),
+            ("random(n=2,n=3)", "`n` is given twice, as 2 and as 3"),
+            ("random(n=2, seed=1, seed = 1)", "`seed` is given twice"),
             ("random(high=2)", "needs `n`"),
             ("random(n=2,high=-1)", "expected a positive number"),
             ("random(n=2,dim=0)", "expected 1 to 16"),

@@ -131,6 +131,19 @@ fn parse<T: DeserializeOwned>(value: Value) -> Result<T, String> {
     })
 }
 
+/// A message about an unknown key of an encoding, with the keys that every encoding has; other messages stay.
+fn with_shared_keys(message: String, keys: &[String], shared: &[&str]) -> String {
+    let is_unknown = |key: &String| message.starts_with(&format!("`{key}`: unknown field `{key}`, "));
+    if !keys.iter().any(is_unknown) {
+        return message;
+    }
+    let own = message.split("; did you mean `").next().unwrap_or_default();
+    // of a kind without keys no names follow
+    let (own, or) = own.split_once(", there ").map_or((own, ", or"), |(own, _)| (own, ", expected"));
+    let listed = shared.iter().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
+    with_suggestion(&format!("{own}{or} a key of every encoding: {listed}"))
+}
+
 impl<'de> Deserialize<'de> for Encoding {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         Encoding::of_value(finite::value(deserializer)?).map_err(D::Error::custom)
@@ -158,14 +171,17 @@ impl Encoding {
         let kind = kind_of(&kind).map_err(|unknown| unknown.line())?;
         renamed::refuse(&[renamed::SHARED, kind], &own).map_err(|refusal| refusal.line())?;
         // a key of the method's own stays in its table
-        let is_shared = |key: &&&str| kind != InklingConfig::KIND || **key != REACH;
-        let shared = SHARED_KEYS.iter().filter(is_shared).filter_map(|key| own.remove_entry(*key)).collect();
+        let is_shared = |key: &&str| kind != InklingConfig::KIND || *key != REACH;
+        let shared_keys: Vec<&str> = SHARED_KEYS.into_iter().filter(is_shared).collect();
+        let shared = shared_keys.iter().filter_map(|key| own.remove_entry(*key)).collect();
         let SharedKeys { window, sink_tokens, scale, emulate, clamp, share, randomized, decayed, reach, distance_cap } =
             parse(Value::Object(shared))?;
         if let (InklingConfig::KIND, Some(window)) = (kind, window) {
             own.entry(REACH).or_insert(window.into());
         }
-        let method: Method = parse(Value::Object(Map::from_iter([(kind.to_owned(), Value::Object(own))])))?;
+        let keys: Vec<String> = own.keys().cloned().collect();
+        let method: Method = parse(Value::Object(Map::from_iter([(kind.to_owned(), Value::Object(own))])))
+            .map_err(|message| with_shared_keys(message, &keys, &shared_keys))?;
         let share = share.unwrap_or(method.positional().shares()[0]);
         let encoding = Encoding {
             method,

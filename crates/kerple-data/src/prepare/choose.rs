@@ -43,16 +43,20 @@ pub(super) fn tokenizer(
             "prepare token files separately, or give the tokenizer.json that produced them",
         ));
     }
+    let mut warnings = Vec::new();
     let tokenizer = match (options.tokenizer.as_str(), learned) {
         ("byte", _) if !token_files.is_empty() => None,
         ("byte", _) => Some(Tokenizer::byte()),
         (name, None) if Representation::named(name).is_some() => Representation::named(name).map(Tokenizer::music),
-        (_, Some(size)) => Some(learn(vocabulary(&options.tokenizer, size)?, options, selection, progress)?),
+        (_, Some(size)) => {
+            let (learned, note) = learn(vocabulary(&options.tokenizer, size)?, options, selection, progress)?;
+            warnings.extend(note);
+            Some(learned)
+        }
         (path, None) => Some(from_file(Path::new(path), options)?),
     };
     let mut vocab_size = tokenizer.as_ref().map_or(0, Tokenizer::vocab_size);
     let limit = tokenizer.as_ref().map(Tokenizer::vocab_size).or(options.vocab_size);
-    let mut warnings = Vec::new();
     for file in token_files {
         let files = TokenFiles::open(&file.path)?;
         vocab_size = vocab_size.max(files.vocab_size(files.largest()?, limit)?);
@@ -95,7 +99,7 @@ fn learn(
     options: &PrepareOptions,
     selection: &Selection,
     progress: &mut dyn FnMut(&PrepareProgress),
-) -> Result<Tokenizer> {
+) -> Result<(Tokenizer, Option<String>)> {
     let bytes_total = selection.bytes_total();
     let (mut counts, mut batch, mut waiting, mut learned) = (WordCounts::default(), Vec::new(), 0, 0);
     let mut pieces = TextPieces::new(TextCuts::Gaps);
@@ -129,5 +133,23 @@ fn learn(
         "use a smaller vocabulary, or learn it from less text and pass its tokenizer.json here",
     )?;
     progress(&PrepareProgress { memory: memory as u64, ..tally.progress("learning a vocabulary", bytes_total, 0) });
-    counts.train(vocab_size)
+    Ok((counts.train(vocab_size)?, beginning_note(learned)))
+}
+
+/// What to say where a vocabulary was learned from the beginning of a longer text: that many bytes of it.
+fn beginning_note(bytes: usize) -> Option<String> {
+    let most = LEARNED_FROM >> 20;
+    (bytes >= LEARNED_FROM)
+        .then(|| format!("the vocabulary was learned from the first {most} MiB of the training text"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vocabulary_of_the_beginning_is_said_to_be_one() {
+        assert_eq!(beginning_note(LEARNED_FROM - 1), None);
+        assert!(beginning_note(LEARNED_FROM).unwrap().ends_with("the first 128 MiB of the training text"));
+    }
 }

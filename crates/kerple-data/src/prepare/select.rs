@@ -127,6 +127,8 @@ pub(super) struct Selection<'a> {
     text_key: &'a str,
     budget: u64,
     shares: [f64; 3],
+    /// The same as they were given.
+    given: [f64; 3],
     /// Altered copies of each training piece of music.
     augment: u64,
     /// Damaged documents that may be passed over.
@@ -159,6 +161,11 @@ impl<'a> Selection<'a> {
                 "omit --text-key: a text file is one document",
             ));
         }
+        if !sum.is_finite() {
+            let [train, valid, test] = options.split;
+            let message = format!("--split {train},{valid},{test}: the shares are too large to add up");
+            return Err(Error::refused(message, "e.g. --split 0.9,0.05,0.05"));
+        }
         let shares = options.split.map(|share| share / sum);
         let budget = options.byte_budget.unwrap_or(u64::MAX);
         let names = if options.split_by_name { SplitNames::read(files)? } else { SplitNames::ignored(files)? };
@@ -170,6 +177,7 @@ impl<'a> Selection<'a> {
             text_key: options.text_key.as_deref().unwrap_or(TEXT_KEY),
             budget,
             shares,
+            given: options.split,
             augment: options.augment,
             max_bad_documents: options.max_bad_documents,
         })
@@ -200,7 +208,10 @@ impl<'a> Selection<'a> {
             named.to_owned()
         } else {
             let ways = ways.into_iter().chain(Some(named).filter(|named| !named.is_empty())).collect::<Vec<_>>();
-            format!("{train:.4} : {valid:.4} : {test:.4}, {}", ways.join("; "))
+            let [a, b, c] = self.given;
+            let is_scaled = (a + b + c - 1.0).abs() > 1e-9;
+            let given = if is_scaled { format!(" ({a}, {b}, {c}, scaled to sum to 1)") } else { String::new() };
+            format!("{train:.4} : {valid:.4} : {test:.4}{given}, {}", ways.join("; "))
         }
     }
 

@@ -2,12 +2,15 @@
 
 use super::{DocumentContent, SourceDocument, unreadable};
 use crate::error::{Error, Result};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::io::{BufRead, Read};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 const HINT: &str = "name the column that holds the text with --text-key";
+
+const ONE_COLUMN: &str = "separate the fields of a .csv by commas, those of a .tsv by tabs";
 
 /// The documents of a file; rows are counted from 1, the row of names not among them.
 pub(super) fn documents(
@@ -16,12 +19,17 @@ pub(super) fn documents(
     delimiter: u8,
     key: &str,
 ) -> Result<impl Iterator<Item = Result<SourceDocument>> + use<>> {
-    let cut = Rc::new(Cell::new(false));
-    let input = QuoteTracker { input, delimiter, at: 0, state: QuoteState::FieldStart, cut: cut.clone() };
+    let (cut, stray) = (Rc::new(Cell::new(false)), Rc::<RefCell<VecDeque<StrayText>>>::default());
+    let state = QuoteState::FieldStart;
+    let input = QuoteTracker { input, delimiter, at: 0, line: 1, state, cut: cut.clone(), stray: stray.clone() };
     let mut reader = csv::ReaderBuilder::new().delimiter(delimiter).from_reader(input);
-    let names = reader.headers().map_err(|error| failure(path, String::new(), error))?;
+    let names = reader.headers().map_err(|error| failure(path, String::new(), error))?.clone();
     if cut.get() {
         return Err(cut_in_quotes(path, 1));
+    }
+    let head = reader.position().byte();
+    if let Some(stray) = take_before(&stray, head) {
+        return Err(stray.error(path));
     }
     let plain = |name: &str| name.trim_start_matches('\u{feff}').trim().to_owned();
     let names: Vec<String> = names.iter().map(plain).collect();
@@ -29,6 +37,7 @@ pub(super) fn documents(
     let [column] = found[..] else {
         let shown = names.iter().take(8).cloned().collect::<Vec<_>>().join(", ");
         let (count, hint) = match found.is_empty() {
+            true if names.len() == 1 && names[0].contains([',', ';', '\t', '|']) => ("no column", ONE_COLUMN),
             true => ("no column", HINT),
             false => ("more than one column", "rename one of the columns in the file"),
         };
@@ -40,13 +49,14 @@ pub(super) fn documents(
     Ok(std::iter::from_fn(move || {
         let row = rows.next()?;
         number += 1;
-        let content = match row {
+        let content = match (row, take_before(&stray, rows.reader().position().byte())) {
             // the end of the file is seen only while a row is unfinished: this row is the last one
-            Ok(row) if cut.get() => {
+            (Ok(row), _) if cut.get() => {
                 DocumentContent::Bad(cut_in_quotes(&path, row.position().map_or(0, csv::Position::line)))
             }
-            Ok(row) => DocumentContent::Text(row.get(column).unwrap_or_default().to_owned()),
-            Err(error) => match failure(&path, format!(", row {number}"), error) {
+            (Ok(_), Some(stray)) => DocumentContent::Bad(stray.error(&path)),
+            (Ok(row), None) => DocumentContent::Text(row.get(column).unwrap_or_default().to_owned()),
+            (Err(error), _) => match failure(&path, format!(", row {number}"), error) {
                 error @ Error::Damaged { .. } => DocumentContent::Bad(error),
                 error => return Some(Err(error)),
             },
@@ -64,14 +74,47 @@ fn cut_in_quotes(path: &Path, line: u64) -> Error {
     )
 }
 
-/// Notes whether the input ends inside quotes, which the `csv` crate takes for the end of the field.
+/// Notes what the `csv` crate reads without an error: an input that ends inside quotes, which it
+/// takes for the end of the field, and text after a closing quote, which it appends to the field.
 struct QuoteTracker {
     input: Box<dyn BufRead>,
     delimiter: u8,
     /// Bytes read so far.
     at: u64,
+    /// Line of the next byte.
+    line: u64,
     state: QuoteState,
     cut: Rc<Cell<bool>>,
+    stray: Rc<RefCell<VecDeque<StrayText>>>,
+}
+
+/// Text between a closing quote and the end of the field.
+#[derive(Clone, Copy)]
+struct StrayText {
+    /// Where it begins.
+    at: u64,
+    line: u64,
+    /// Its first byte.
+    first: u8,
+}
+
+impl StrayText {
+    fn error(self, path: &Path) -> Error {
+        let first = self.first.escape_ascii();
+        Error::damaged_at(
+            path,
+            format!(", line {}", self.line),
+            format!("`{first}` follows a closing quote; only the delimiter or the end of the line may"),
+            "write a quote within a quoted field twice (\"\"), or remove the quotes around the field",
+        )
+    }
+}
+
+/// Removes the texts that begin before a byte, and returns the first of them.
+fn take_before(stray: &RefCell<VecDeque<StrayText>>, end: u64) -> Option<StrayText> {
+    let mut stray = stray.borrow_mut();
+    let count = stray.iter().take_while(|text| text.at < end).count();
+    stray.drain(..count).next()
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -86,7 +129,7 @@ enum QuoteState {
 impl QuoteTracker {
     fn step(&mut self, byte: u8) {
         let is_byte_order_mark = self.at < 3 && byte == b"\xef\xbb\xbf"[self.at as usize];
-        self.at += 1;
+        let before = self.state;
         self.state = match (self.state, byte) {
             (QuoteState::FieldStart, _) if is_byte_order_mark => QuoteState::FieldStart,
             (QuoteState::FieldStart | QuoteState::QuoteInQuotes, b'"') => QuoteState::Quoted,
@@ -96,6 +139,11 @@ impl QuoteTracker {
             (_, byte) if byte == self.delimiter => QuoteState::FieldStart,
             _ => QuoteState::Unquoted,
         };
+        if (before, self.state) == (QuoteState::QuoteInQuotes, QuoteState::Unquoted) {
+            self.stray.borrow_mut().push_back(StrayText { at: self.at, line: self.line, first: byte });
+        }
+        self.at += 1;
+        self.line += u64::from(byte == b'\n');
     }
 }
 

@@ -1,7 +1,7 @@
 //! A file with one JSON array: its items are documents, either strings or objects with a text under
 //! a key.
 
-use super::json_lines::text;
+use super::json_lines::{EVERY_LINE, problem, text};
 use super::{DocumentContent, SourceDocument, unreadable};
 use crate::error::{Error, Result};
 use crate::file::without_mark;
@@ -26,19 +26,24 @@ pub(super) fn documents(
         return Err(Error::damaged(path, message, "write it as JSON lines, one object per line"));
     }
     let items: Vec<Box<RawValue>> = json::parse(without_mark(&bytes)).map_err(|error| {
-        Error::damaged(path, error.to_string(), "the file must be one JSON array; is it truncated?")
+        let hint = match error.is_eof() {
+            true => "the file must be one JSON array; is it truncated?",
+            false => "the file must be one JSON array, and nothing else",
+        };
+        Error::damaged(path, error.to_string(), hint)
     })?;
     let (path, key): (PathBuf, String) = (path.to_owned(), key.to_owned());
     Ok(items.into_iter().enumerate().map(move |(at, item)| {
         let number = at + 1;
         let found = if item.get().starts_with('"') {
-            serde_json::from_str(item.get()).map_err(|error| (error.to_string(), "every item must be a string"))
+            serde_json::from_str(item.get()).map_err(|error| problem(&error))
         } else {
             text(item.get().as_bytes(), &key)
         };
         let content = match found {
             Ok(text) => DocumentContent::Text(text),
             Err((message, hint)) => {
+                let hint = if hint == EVERY_LINE { "every item must be a string or a JSON object" } else { hint };
                 DocumentContent::Bad(Error::damaged_at(&path, format!(", item {number}"), message, hint))
             }
         };

@@ -91,14 +91,10 @@ pub(super) fn text(line: &[u8], key: &str) -> std::result::Result<String, (Strin
 /// [`text`] of a line in which every number is finite.
 fn strict_text(line: &[u8], key: &str) -> std::result::Result<String, (String, &'static str)> {
     let wrong = |error: serde_json::Error| {
-        let message = error.to_string();
-        let cause = message.split(" at line ").next().unwrap_or_default();
-        let column = Some(error.column()).filter(|column| *column > 0).map(|column| format!("column {column}: "));
-        let hint = match cause.contains("` occurs twice") {
-            true => "keep one of the two in the file",
-            false => "every line must be a JSON object; is the file truncated?",
-        };
-        (column.unwrap_or_default() + cause, hint)
+        if let Some(encoding) = other_encoding(line) {
+            return encoding;
+        }
+        problem(&error)
     };
     let (value, keys) = value_at(line, key).map_err(wrong)?;
     let Some(value) = value else {
@@ -114,6 +110,37 @@ fn strict_text(line: &[u8], key: &str) -> std::result::Result<String, (String, &
         return Err((format!("`{key}` is not a string: {start}"), "name the key that holds the text with --text-key"));
     }
     serde_json::from_str(value).map_err(wrong)
+}
+
+/// The hint where a line is something else than an object.
+pub(super) const EVERY_LINE: &str = "every line must be one JSON object";
+
+/// What is wrong with JSON, and what to do.
+pub(super) fn problem(error: &serde_json::Error) -> (String, &'static str) {
+    let message = error.to_string();
+    let cause = message.split(" at line ").next().unwrap_or_default();
+    let column = Some(error.column()).filter(|column| *column > 0).map(|column| format!("column {column}: "));
+    let hint = match cause {
+        _ if cause.contains("` occurs twice") => "keep one of the two in the file",
+        _ if cause.contains("hex escape") => "an escape from \\ud800 to \\udfff needs the other of its pair",
+        _ if cause.contains("control character") => "write line ends and tabs within a string as \\n and \\t",
+        _ if error.is_eof() => "every line must be a JSON object; is the file truncated?",
+        _ => EVERY_LINE,
+    };
+    (column.unwrap_or_default() + cause, hint)
+}
+
+/// What is wrong with the encoding of a line, if something is. `None`: it is UTF-8 without NUL.
+fn other_encoding(line: &[u8]) -> Option<(String, &'static str)> {
+    let message = match line {
+        [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => "the file is UTF-16, not UTF-8".to_owned(),
+        _ if line.contains(&0) => "the line contains NUL, as in UTF-16; it must be UTF-8".to_owned(),
+        _ => {
+            let at = std::str::from_utf8(line).err()?.valid_up_to();
+            format!("byte {} of the line is not valid UTF-8", at + 1)
+        }
+    };
+    Some((message, "convert the file to UTF-8"))
 }
 
 /// The value under a key, or else under `b` in the object under `a` where the key is `a.b`; the names of the first keys.
@@ -204,6 +231,17 @@ mod tests {
         insta::assert_snapshot!(failure("{\"text\":\"a\",\"text\":\"b\"}"), @"x.jsonl, line 1: column 23: `text` occurs twice");
         let both = text(b"{\"a.b\":\"1\",\"a\":{\"b\":\"2\"}}", "a.b");
         insta::assert_snapshot!(both.unwrap_err().0, @"`a.b` occurs twice, once as `b` under `a`");
+        let utf_16 = |text: &str| text.encode_utf16().flat_map(u16::to_le_bytes).collect::<Vec<u8>>();
+        for line in [utf_16("\u{feff}{\"text\":\"a\"}"), utf_16("{\"text\":\"a\"}")] {
+            let (message, hint) = text(&line, "text").unwrap_err();
+            assert!(message.contains("UTF-16") && hint == "convert the file to UTF-8", "{message}; {hint}");
+        }
+        let latin = text(b"{\"text\":\"caf\xe9\"}", "text").unwrap_err();
+        assert_eq!(latin, ("byte 13 of the line is not valid UTF-8".to_owned(), "convert the file to UTF-8"));
+        let hint = |line: &str| text(line.as_bytes(), "text").unwrap_err().1;
+        assert!(hint("{\"text\":\"a").contains("truncated"));
+        assert!(hint(r#"{"text":"\ud800"}"#).contains("the other of its pair"));
+        assert_eq!(hint("{\"text\":\"a\"} {}"), EVERY_LINE);
         insta::assert_snapshot!(failure("[1]"), @"x.jsonl, line 1: invalid type: sequence, expected a map");
         insta::assert_snapshot!(failure("{\"body\":\"a\",\"id\":1}"), @"x.jsonl, line 1: no key is called `text`; the keys are: body, id");
         insta::assert_snapshot!(failure("{\"text\":[\"a\"]}"), @r#"x.jsonl, line 1: `text` is not a string: ["a"]"#);

@@ -60,6 +60,10 @@ impl ParquetRows {
             let message = format!("no column is called `{name}`; the columns are: {}", names.join(", "));
             return Err(Error::damaged(path, message, hint));
         };
+        if schema.get_fields().iter().filter(|field| field.name() == name).count() > 1 {
+            let message = format!("more than one column is called `{name}`");
+            return Err(Error::damaged(path, message, "rename one of the columns in the file"));
+        }
         let columns = about.schema_descr();
         let column = (0..columns.num_columns()).find(|column| columns.get_column_root(*column).name() == name);
         let Some(column) = column.filter(|_| is_text(field)) else {

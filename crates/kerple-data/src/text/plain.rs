@@ -175,7 +175,12 @@ impl Utf8 {
     }
 
     fn not_text(&self, message: String) -> TextFailure {
-        let hint = "give UTF-8 text, .jsonl, .parquet, or the prefix of .bin and .idx files";
+        let hint = match self.buffer[..] {
+            [0xff, 0xfe, ..] | [0xfe, 0xff, ..] if self.at == 0 => {
+                "the file begins as UTF-16 does; convert it to UTF-8"
+            }
+            _ => "give UTF-8 text, .jsonl, .parquet, or the prefix of .bin and .idx files",
+        };
         TextFailure::NotText(Error::damaged(&self.path, message, hint))
     }
 }
@@ -237,6 +242,8 @@ mod tests {
         let mut bytes = vec![b'a'; 2 * CHUNK + 5];
         bytes[2 * CHUNK + 4] = 0xe9;
         assert_eq!(message(&bytes), format!("a.txt: byte {} is not valid UTF-8", 2 * CHUNK + 4));
+        let utf_16 = content("a.txt", b"\xff\xfea\0", 0).1.unwrap_err();
+        assert_eq!(utf_16.hint(), "the file begins as UTF-16 does; convert it to UTF-8");
         bytes[CHUNK + 1] = 0;
         assert_eq!(message(&bytes), format!("a.txt: byte {} is NUL, so the file is not text", CHUNK + 1));
     }

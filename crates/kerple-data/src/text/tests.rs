@@ -128,6 +128,15 @@ fn parquet_rows_are_documents() {
     insta::assert_snapshot!(message("id"), @"a.parquet: column `id` does not contain text");
 }
 
+#[test]
+fn of_two_columns_of_one_name_none_is_taken() {
+    let schema = "message m { required binary text (STRING); required binary text (STRING); }";
+    let schema = Arc::new(parse_message_type(schema).unwrap());
+    let writer = SerializedFileWriter::new(Vec::new(), schema, Arc::new(WriterProperties::default())).unwrap();
+    let file = writer.into_inner().unwrap();
+    insta::assert_snapshot!(failure("a.parquet", &file), @"a.parquet: more than one column is called `text`");
+}
+
 /// A null row is one document; those behind it are read on.
 #[test]
 fn rows_behind_a_null_are_read() {

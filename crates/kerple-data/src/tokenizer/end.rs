@@ -175,7 +175,14 @@ fn stated(inner: &HuggingFace, path: &Path) -> Result<(Vec<EndStatement>, Vec<St
             continue;
         }
         let ids = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
-        let ids: Vec<u32> = ids.iter().filter_map(|id| u32::try_from(id.as_u64()?).ok()).collect();
+        let as_id = |id: &Value| id.as_u64().and_then(|id| u32::try_from(id).ok());
+        // null and -1 stand for none
+        let odd = |id: &&Value| as_id(id).is_none() && !id.is_null() && id.as_i64() != Some(-1);
+        if let Some(odd) = ids.iter().find(odd) {
+            let odd: String = odd.to_string().chars().take(60).collect();
+            warnings.push(format!("{file} has {odd} in {key}, which is not an id: it is ignored"));
+        }
+        let ids: Vec<u32> = ids.iter().filter_map(as_id).collect();
         let (known, unknown): (Vec<u32>, Vec<u32>) = ids.into_iter().partition(|id| inner.name(*id).is_some());
         if !unknown.is_empty() {
             warnings.push(format!(

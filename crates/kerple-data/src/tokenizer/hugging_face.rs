@@ -113,11 +113,11 @@ impl HuggingFace {
         self.shape.unknown(|name| self.inner.token_to_id(name))
     }
 
-    pub(super) fn warnings(&self) -> Vec<String> {
+    pub(super) fn warnings(&self, end: u32) -> Vec<String> {
         let dropout = self.shape.dropout().map(|dropout| {
             format!("the tokenizer's dropout of {dropout} is ignored, so that equal texts give equal tokens")
         });
-        dropout.into_iter().collect()
+        dropout.into_iter().chain(self.shape.left_out(&self.name(end).unwrap_or_default())).collect()
     }
 
     /// Names and ids of tokens marked as special, and of the one that ends a document.

@@ -13,6 +13,12 @@ pub(super) struct TokenizerDefinition {
     #[serde(default)]
     added_tokens: Vec<AddedToken>,
     #[serde(default)]
+    truncation: Value,
+    #[serde(default)]
+    padding: Value,
+    #[serde(default)]
+    post_processor: Value,
+    #[serde(default)]
     model: DefinitionModel,
 }
 
@@ -60,6 +66,25 @@ pub(super) fn known_splits() -> impl Iterator<Item = String> {
 impl TokenizerDefinition {
     pub(super) fn of(definition: &str) -> serde_json::Result<TokenizerDefinition> {
         serde_json::from_str(definition)
+    }
+
+    /// What the definition does to texts and preparing them leaves out; `end` is the token that ends a document.
+    pub(super) fn left_out(&self, end: &str) -> Vec<String> {
+        let mut notes = Vec::new();
+        if let Some(most) = self.truncation["max_length"].as_u64() {
+            notes.push(format!("the tokenizer's truncation to {most} tokens is ignored: documents stay whole"));
+        }
+        if !self.padding.is_null() {
+            notes.push("the tokenizer's padding is ignored: documents are not padded".to_owned());
+        }
+        let added = steps(&self.post_processor, "processors").into_iter().flat_map(tokens_added);
+        let added: Vec<String> = added.filter(|token| *token != end).map(|token| format!("`{token}`")).collect();
+        if !added.is_empty() {
+            let added = added.join(" ");
+            notes
+                .push(format!("the tokenizer's post_processor adds {added} to a text; documents are prepared without"));
+        }
+        notes
     }
 
     /// The share of merges that the model is told to leave out at random.
@@ -111,6 +136,20 @@ fn steps<'v>(part: &'v Value, name: &str) -> Vec<&'v Value> {
 }
 
 /// Whether a step writes bytes as letters and adds nothing.
+/// Names of the tokens that a step adds to a single text.
+fn tokens_added(step: &Value) -> Vec<&str> {
+    match step["type"].as_str() {
+        Some("TemplateProcessing") => {
+            let single = step["single"].as_array().into_iter().flatten();
+            single.filter_map(|piece| piece["SpecialToken"]["id"].as_str()).collect()
+        }
+        Some("BertProcessing" | "RobertaProcessing") => {
+            [&step["cls"][0], &step["sep"][0]].into_iter().filter_map(Value::as_str).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
 fn is_byte_level(step: &Value) -> bool {
     step["type"] == "ByteLevel" && step["add_prefix_space"] == Value::Bool(false)
 }

@@ -27,17 +27,38 @@ impl<'t> StreamDecoder<'t> {
 
     /// The text that is final once `token` has arrived.
     pub fn push(&mut self, token: u32) -> String {
+        self.push_at(token).0
+    }
+
+    /// The text that is final once `token` has arrived, and how many of its characters come before
+    /// the first that `token` has a byte of: U+FFFD for bytes of earlier tokens that it does not
+    /// complete.
+    pub fn push_at(&mut self, token: u32) -> (String, usize) {
         match self.tokenizer.text_bytes(token) {
             Some(bytes) => {
+                let held = self.bytes.len();
                 self.bytes.extend_from_slice(&bytes);
                 let whole = self.bytes.len() - unfinished(&self.bytes);
-                self.take_bytes(whole)
+                let before = chars_before(&self.bytes[..whole], held);
+                (self.take_bytes(whole), before)
             }
             None => {
+                let earlier = self.waiting_text();
                 self.tokens.push(token);
-                self.take_tokens(LONGEST_WAIT)
+                let text = self.take_tokens(LONGEST_WAIT);
+                let before = earlier.chars().zip(text.chars()).take_while(|(a, b)| a == b).count();
+                (text, before)
             }
         }
+    }
+
+    /// What the tokens that wait would give if no token followed.
+    fn waiting_text(&self) -> String {
+        if self.shown == self.tokens.len() {
+            return String::new();
+        }
+        let (before, after) = (self.tokenizer.decode(&self.tokens[..self.shown]), self.tokenizer.decode(&self.tokens));
+        after.strip_prefix(&before).unwrap_or_default().to_owned()
     }
 
     /// The rest, when no token follows.
@@ -66,6 +87,20 @@ impl<'t> StreamDecoder<'t> {
         self.shown = self.tokens.len();
         text
     }
+}
+
+/// Characters of the text of `bytes` that end before the byte at `at`.
+fn chars_before(bytes: &[u8], at: usize) -> usize {
+    let mut lengths = Vec::new();
+    for chunk in bytes.utf8_chunks() {
+        lengths.extend(chunk.valid().chars().map(char::len_utf8));
+        lengths.extend(Some(chunk.invalid().len()).filter(|len| *len > 0));
+    }
+    let ends = lengths.into_iter().scan(0, |end, len| {
+        *end += len;
+        Some(*end)
+    });
+    ends.take_while(|end| *end <= at).count()
 }
 
 /// Length of a character begun but not finished at the end.

@@ -39,6 +39,37 @@ const WORD_PIECE: &str = r###"{"version":"1.0","added_tokens":[{"id":1,"content"
     "normalizer":null,"pre_tokenizer":{"type":"Whitespace"},"post_processor":null,"decoder":{"type":"WordPiece","prefix":"##","cleanup":false},
     "model":{"type":"WordPiece","unk_token":"[UNK]","continuing_subword_prefix":"##","max_input_chars_per_word":100,"vocab":{"[UNK]":0,"[SEP]":1,"a":2,"##b":3,"cat":4}}}"###;
 
+#[test]
+fn what_a_definition_adds_or_cuts_is_said_to_be_left_out() {
+    let processor = r#""post_processor":{"type":"BertProcessing","sep":["[SEP]",1],"cls":["[UNK]",0]}"#;
+    let definition = WORD_PIECE.replace(r#""post_processor":null"#, processor);
+    let warnings = parse(&definition, None).unwrap().warnings();
+    assert!(warnings.contains(&"the tokenizer's truncation to 2 tokens is ignored: documents stay whole".to_owned()));
+    // documents end with `[SEP]` anyway
+    assert!(warnings.iter().any(|warning| warning.contains("post_processor adds `[UNK]` to a text")), "{warnings:?}");
+}
+
+/// Where the text of each token begins, counted in characters.
+fn offsets(tokenizer: &Tokenizer, tokens: &[u32]) -> Vec<usize> {
+    let (mut decoder, mut length) = (tokenizer.decoder(), 0);
+    let mut offset = |token: &u32| {
+        let (text, before) = decoder.push_at(*token);
+        let offset = length + before;
+        length += text.chars().count();
+        offset
+    };
+    tokens.iter().map(|token| offset(token)).collect()
+}
+
+#[test]
+fn a_token_begins_behind_the_broken_bytes_before_it() {
+    let byte = Tokenizer::byte();
+    assert_eq!(offsets(&byte, &[0x61, 0xc3, 0xa9, 0x62]), [0, 1, 1, 2], "a whole character");
+    assert_eq!(offsets(&byte, &[0x61, 0xc3, 0x62, 0x63]), [0, 1, 2, 3], "half a character, and a letter");
+    assert_eq!(offsets(&byte, &[0xc3, 0xe2, 0x82, 0xac, 0x62]), [0, 1, 1, 1, 2]);
+    assert_eq!(offsets(&byte, &[0xe2, 0x82, 0x61, 0xff, 0x62]), [0, 0, 1, 2, 3]);
+}
+
 fn streamed(tokenizer: &Tokenizer, tokens: &[u32]) -> Vec<String> {
     let mut decoder = tokenizer.decoder();
     let mut parts: Vec<String> = tokens.iter().map(|token| decoder.push(*token)).collect();
@@ -344,6 +375,7 @@ fn names_of_special_tokens_are_recognised_where_they_are_meant() {
 /// A tokenizer with these added tokens, and files beside it.
 fn with_added(added: &[(&str, bool)], beside: &[(&str, &str)]) -> Result<Tokenizer> {
     let mut definition: serde_json::Value = serde_json::from_str(WORD_PIECE).unwrap();
+    definition["truncation"].take();
     let entry = |(id, (name, special)): (u32, &(&str, bool))| {
         serde_json::json!({ "id": id, "content": name, "special": special, "single_word": false, "lstrip": false,
             "rstrip": false, "normalized": false })
@@ -386,6 +418,8 @@ fn the_end_of_a_document_is_what_files_say_or_special() {
         ("generation_config.json", r#"{"eos_token_id": 12}"#, 12, 1),
         ("config.json", r#"{"eos_token_id": [11, 10]}"#, 10, 0),
         ("config.json", r#"{"eos_token_id": null}"#, 10, 1),
+        ("config.json", r#"{"eos_token_id": [11, "5"]}"#, 11, 2),
+        ("config.json", r#"{"eos_token_id": [11, -1]}"#, 11, 1),
         ("config.json", r#"{"eos_token_id": 99}"#, 10, 2),
         ("tokenizer_config.json", "no JSON", 10, 2),
     ] {

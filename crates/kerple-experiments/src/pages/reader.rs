@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::floors::{FLOORS_FILE, Floor};
 use crate::manifest::{EvaluationFacts, Manifest, PlannedRun, own_content, runs_folder};
 use crate::packed::unpacked;
+use crate::seal::refuse_broken;
 use crate::timing::{TIMING_FILE, Timing};
 use kerple_report::results::{PerplexityTable, Results, Setting};
 use kerple_report::statistics::mean;
@@ -27,6 +28,8 @@ pub(super) struct ReproductionFolder {
     pub over_other_texts: usize,
     /// Rows left out because they were computed in another precision, on another kind of device, or twice.
     pub in_other_numerics: usize,
+    /// What was odd about the folders of runs, each with its name.
+    pub notes: Vec<String>,
     /// Where packed runs are unpacked while they are read.
     _unpacked: Option<TempDir>,
 }
@@ -55,6 +58,9 @@ impl ReproductionFolder {
         let manifest = Manifest::read(folder)?;
         let floors = Error::unless_absent(read_json(&folder.join(FLOORS_FILE)))?.unwrap_or_default();
         let unpacked = unpacked(folder)?;
+        if let Some(aside) = &unpacked {
+            refuse_broken(folder, aside.path())?;
+        }
         let folder = unpacked.as_ref().map_or(folder, TempDir::path);
         let mut found: BTreeMap<String, (&str, Vec<Run>)> = BTreeMap::new();
         for PlannedRun { corpus, variant, .. } in &manifest.runs {
@@ -70,6 +76,11 @@ impl ReproductionFolder {
             runs.iter_mut().for_each(|run| manifest.keep_asked((corpus, variant), run));
             found.insert(name, (corpus, runs));
         }
+        let notes = found.values().flat_map(|(_, runs)| runs).flat_map(|run| {
+            let name = run.folder.strip_prefix(folder).unwrap_or(&run.folder).display();
+            run.notes.iter().map(move |note| format!("{name}: {note}"))
+        });
+        let notes = notes.collect();
         let mut over_other_texts = key_tokens::keep_planned(&manifest, folder, &mut found);
         for corpus in &manifest.corpora {
             let of_corpus = found.values_mut().filter(|(name, _)| *name == corpus.name);
@@ -92,6 +103,7 @@ impl ReproductionFolder {
             floors,
             over_other_texts,
             in_other_numerics,
+            notes,
             _unpacked: unpacked,
         })
     }

@@ -15,6 +15,9 @@ pub(super) fn read(path: &Path, options: &ReadOptions) -> Result<Vec<RawCurve>> 
     let damaged = |line: u64, what: String| {
         refused(path, format!("line {line}: {what}"), "give a number in each cell, or leave it empty")
     };
+    if let Some((line, what)) = quote_problem(&text) {
+        return Err(damaged(line, what.to_owned()));
+    }
     let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).from_reader(text.as_bytes());
     let names: Vec<String> =
         reader.headers().map_err(|error| damaged(1, error.to_string()))?.iter().map(str::to_owned).collect();
@@ -55,7 +58,13 @@ pub(super) fn read(path: &Path, options: &ReadOptions) -> Result<Vec<RawCurve>> 
             let at = at.ok_or_else(|| {
                 refused(path, format!("no column is called `{key}`"), "name the column of weights with --weights")
             })?;
-            Some(columns.remove(at).1.into_iter().map(|weight| weight.unwrap_or(0.0)).collect::<Vec<f64>>())
+            let weights = columns.remove(at).1;
+            let has_value = |row: usize| columns.iter().any(|(_, values)| values[row].is_some());
+            if let Some(row) = (0..weights.len()).find(|row| weights[*row].is_none() && has_value(*row)) {
+                let what = format!("the value at distance {} has no weight in `{}`", distances[row], short(key));
+                return Err(refused(path, what, "give a weight, 0 to leave the value out"));
+            }
+            Some(weights.into_iter().map(|weight| weight.unwrap_or(0.0)).collect::<Vec<f64>>())
         }
     };
     let curve = |(name, values)| RawCurve {
@@ -67,6 +76,31 @@ pub(super) fn read(path: &Path, options: &ReadOptions) -> Result<Vec<RawCurve>> 
         place: None,
     };
     Ok(columns.into_iter().map(curve).collect())
+}
+
+/// What is wrong with the quotes of a text, and on which line, where the `csv` crate reads on without an error.
+fn quote_problem(text: &str) -> Option<(u64, &'static str)> {
+    // whether the last byte was inside quotes, or a quote that closed them
+    let (mut inside, mut closed, mut at_start, mut line, mut opened) = (false, false, true, 1, 1);
+    for byte in text.bytes() {
+        match byte {
+            b'"' if inside => (inside, closed) = (false, true),
+            // two quotes within quotes are one
+            b'"' if at_start || closed => {
+                if at_start {
+                    opened = line;
+                }
+                (inside, closed) = (true, false);
+            }
+            b',' | b'\n' | b'\r' if !inside => closed = false,
+            b' ' | b'\t' if closed => {}
+            _ if closed => return Some((line, "text follows a closing quote")),
+            _ => {}
+        }
+        at_start = !inside && matches!(byte, b',' | b'\n' | b'\r');
+        line += u64::from(byte == b'\n');
+    }
+    inside.then_some((opened, "a quote is never closed"))
 }
 
 fn short(text: &str) -> String {

@@ -4,7 +4,9 @@ use super::{RawCurve, ReadOptions, check_counts, refused, text};
 use crate::curve::{CurvePrecision, Support};
 use kerple_run::Result;
 use serde::Deserialize;
+use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::Path;
 
 #[derive(Deserialize)]
@@ -20,9 +22,38 @@ struct CurveEntry {
     name: String,
     values: Vec<Option<f64>>,
     buckets: Option<Vec<Vec<f64>>>,
-    /// Lists of weights by their keys.
     #[serde(flatten)]
-    others: BTreeMap<String, Vec<f64>>,
+    others: OtherKeys,
+}
+
+/// Lists of weights by their keys, each of which occurs once.
+struct OtherKeys(BTreeMap<String, Vec<f64>>);
+
+impl<'de> Deserialize<'de> for OtherKeys {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<OtherKeys, D::Error> {
+        deserializer.deserialize_map(OtherKeysVisitor)
+    }
+}
+
+struct OtherKeysVisitor;
+
+impl<'de> Visitor<'de> for OtherKeysVisitor {
+    type Value = OtherKeys;
+
+    fn expecting(&self, out: &mut fmt::Formatter) -> fmt::Result {
+        out.write_str("lists of numbers")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut all: A) -> std::result::Result<OtherKeys, A::Error> {
+        let mut lists = BTreeMap::new();
+        while let Some((key, list)) = all.next_entry::<String, Vec<f64>>()? {
+            if lists.contains_key(&key) {
+                return Err(A::Error::custom(format!("duplicate field `{key}`")));
+            }
+            lists.insert(key, list);
+        }
+        Ok(OtherKeys(lists))
+    }
 }
 
 /// Reads `{"distances": [..], "curves": [..]}`.
@@ -37,7 +68,7 @@ pub(super) fn read(path: &Path, options: &ReadOptions) -> Result<Vec<RawCurve>> 
     }
     let key = options.weights.as_deref().unwrap_or("weights");
     let curve = |entry: CurveEntry| {
-        let CurveEntry { name, values, buckets, mut others } = entry;
+        let CurveEntry { name, values, buckets, others: OtherKeys(mut others) } = entry;
         let weights = others.remove(key);
         if weights.is_none() && options.weights.is_some() {
             return Err(refused(

@@ -21,6 +21,11 @@ const MAX_CONFIG: u64 = 16 << 20;
 const MAX_FURTHEST: u64 = 1 << 20;
 /// Most layers that may share a table.
 const MAX_LAYERS: u64 = 1 << 16;
+/// Keys of `config.json` for the number of buckets and their furthest distance, and what transformers takes without them.
+const COUNT: &str = "relative_attention_num_buckets";
+const COUNT_DEFAULT: u64 = 32;
+const FURTHEST: &str = "relative_attention_max_distance";
+const FURTHEST_DEFAULT: u64 = 128;
 /// How a tensor of buckets is called, without its layer.
 const BUCKETS: &str = "relative_attention_bias.weight";
 /// How tables over the plane are called.
@@ -45,7 +50,7 @@ pub(super) fn read(
         ));
     }
     let text = kerple_run::files::read_text(&config).map_err(Error::io(&config, "read"))?;
-    let keys: Value = serde_json::from_str(&text).map_err(|error| refused(&config, error, "copy the file again"))?;
+    let keys = kerple_run::unique_keys::parse(&text).map_err(|error| refused(&config, error, "copy the file again"))?;
     let files = weight_files(folder)?;
     let (mut curves, mut found) = (Vec::new(), Vec::<LayerProfiles>::new());
     for file in &files {
@@ -89,7 +94,12 @@ pub(super) fn read(
     let has_encoder = curves.iter().any(|curve| curve.place.is_none());
     let note = "the encoder has a curve for each direction, and a kernel of a run one for both, so no keys of a run file \
                 start from it";
-    Ok((curves, has_encoder.then(|| note.to_owned()).into_iter().collect()))
+    let mut notes: Vec<String> = has_encoder.then(|| note.to_owned()).into_iter().collect();
+    let assumed = [(COUNT, COUNT_DEFAULT), (FURTHEST, FURTHEST_DEFAULT)];
+    for (key, default) in assumed.into_iter().filter(|(key, _)| keys[key].is_null()) {
+        notes.push(format!("{} has no {key}: using {default}, as transformers does", config.display()));
+    }
+    Ok((curves, notes))
 }
 
 /// The number after `layers` in the name of a tensor.
@@ -126,8 +136,7 @@ fn bucket_curves(file: &TensorFile, name: &str, config: &Path, keys: &Value) -> 
         Value::Null => Ok(default),
         value => value.as_u64().ok_or_else(|| refused(config, format!("{key} is {value}"), "give a whole number")),
     };
-    let (count, furthest) =
-        (whole("relative_attention_num_buckets", 32)?, whole("relative_attention_max_distance", 128)?);
+    let (count, furthest) = (whole(COUNT, COUNT_DEFAULT)?, whole(FURTHEST, FURTHEST_DEFAULT)?);
     let [rows, heads] = shape[..] else {
         return Err(refused(file.path(), format!("`{name}` has the shape {shape:?}"), "it should be [buckets, heads]"));
     };

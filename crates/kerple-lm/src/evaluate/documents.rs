@@ -27,7 +27,7 @@ pub(super) fn resolve(
         (Protocol::Rolling(_), None) => Ok(DocumentMask::Joined),
         (Protocol::Rolling(_), Some(requested)) => {
             let message =
-                format!("documents = \"{requested}\" does not apply to {protocol}, which has one document per window");
+                format!("--documents {requested} does not apply to {protocol}, which has one document per window");
             Err(Error::refused(message, "omit --documents, or use another --protocol"))
         }
         (_, requested) => Ok(requested.unwrap_or(trained)),
@@ -40,11 +40,11 @@ pub(super) fn resolve(
 /// Any request.
 pub(crate) fn check_task(requested: Option<DocumentMask>, within: Within) -> Result<()> {
     if !within.is_split() {
-        let message = format!("within = \"{within}\" is for texts; sequences of tasks do not consist of documents");
+        let message = format!("--within {within} is for texts; sequences of tasks do not consist of documents");
         return Err(Error::refused(message, "omit --within"));
     }
     let Some(requested) = requested else { return Ok(()) };
-    let message = format!("documents = \"{requested}\" is for texts; sequences of tasks do not consist of documents");
+    let message = format!("--documents {requested} is for texts; sequences of tasks do not consist of documents");
     Err(Error::refused(message, "omit --documents"))
 }
 
@@ -141,13 +141,13 @@ mod tests {
         assert_eq!(resolve(Some(joined), Protocol::Last(4), separate).unwrap(), joined);
         assert_eq!(resolve(None, Protocol::Rolling(9), separate).unwrap(), joined, "its rows have one mask");
         let error = resolve(Some(separate), Protocol::Rolling(9), joined).unwrap_err();
-        let expected = r#"documents = "separate" does not apply to rolling:9, which has one document per window"#;
+        let expected = "--documents separate does not apply to rolling:9, which has one document per window";
         assert_eq!(error.to_string(), expected);
         assert_eq!(error.hint(), "omit --documents, or use another --protocol");
         assert!(check_task(None, Within::Split).is_ok());
         let error = check_task(None, Within::Document).unwrap_err().to_string();
-        assert!(error.starts_with(r#"within = "document" is for texts"#), "{error}");
-        let expected = r#"documents = "joined" is for texts; sequences of tasks do not consist of documents"#;
+        assert!(error.starts_with("--within document is for texts"), "{error}");
+        let expected = "--documents joined is for texts; sequences of tasks do not consist of documents";
         assert_eq!(check_task(Some(joined), Within::Split).unwrap_err().to_string(), expected);
     }
 

@@ -22,7 +22,7 @@ impl EvalRequest {
         if self.within.is_split() {
             return self.segments(train_len, text.len(), earlier);
         }
-        let asked = format!("within = \"{}\"", self.within);
+        let asked = format!("--within {}", self.within);
         let Protocol::Last(count) = self.protocol else {
             let message = format!("{asked} is for last:COUNT, not for {}", self.protocol);
             return Err(Error::refused(message, "use --protocol last:COUNT, e.g. last:256, or omit --within"));

@@ -8,9 +8,9 @@ use super::{DataPath, RunFolder};
 use crate::checkpoint;
 use crate::error::Error;
 use crate::plan::Plan;
-use kerple_run::{EvaluationRow, KernelSnapshot, MetricsRow, ProbeRow, ScoreSnapshot, SessionRow};
+use kerple_run::{EvaluationRow, JournalRows, KernelSnapshot, MetricsRow, ProbeRow, ScoreSnapshot, SessionRow};
 use serde::de::DeserializeOwned;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// What was checked, and what was wrong.
@@ -37,6 +37,16 @@ impl RunVerification {
 }
 
 impl RunFolder {
+    /// The first update without a row of those that had one when the checkpoint of `step` was written, given the plan that the
+    /// folder has.
+    pub(crate) fn first_step_without_row(&self, plan: &Plan, step: u64) -> crate::Result<Option<u64>> {
+        let path = self.path.join(kerple_run::METRICS_FILE);
+        let rows =
+            Error::unless_absent(kerple_run::read_rows::<MetricsRow>(&path))?.map_or(Vec::new(), |found| found.rows);
+        let session = self.sessions()?.last().map(|row| row.first_step);
+        Ok(TrainedSteps { last: step, session }.first_without_row(plan, &rows))
+    }
+
     /// Compares every checksum and reads every row the folder holds, and its text where that is at hand; changes nothing.
     pub fn verify(&self) -> RunVerification {
         self.verify_unless_read(&mut BTreeSet::new())
@@ -119,7 +129,7 @@ impl RunFolder {
 
 /// Evaluations that agree with themselves and with the plan.
 fn evaluations(path: &Path, ended: Option<(&Plan, u64)>) -> crate::Result<usize> {
-    let rows = kerple_run::read_rows::<EvaluationRow>(path)?.rows;
+    let JournalRows { rows, lines, .. } = kerple_run::read_rows::<EvaluationRow>(path)?;
     let beside = |row: &EvaluationRow, (plan, last_step): (&Plan, u64)| {
         // other rotary rates make another label, and so does a window that was not trained with
         let windowed = || plan.label_evaluated_as(&plan.encoding.with_window(row.window.map(|keys| keys as usize)));
@@ -131,17 +141,68 @@ fn evaluations(path: &Path, ended: Option<(&Plan, u64)>) -> crate::Result<usize>
             format!("it belongs to {label}, seed {seed}, step {step}, trained at {}; the run is {run}", row.train_len)
         })
     };
-    for (at, row) in rows.iter().enumerate() {
+    for (row, line) in rows.iter().zip(&lines) {
         if let Some(why) = row.contradiction().or_else(|| beside(row, ended?)) {
-            return Err(contradicts(path, at, &why));
+            return Err(contradicts(path, *line, &why));
         }
     }
-    Ok(rows.len())
+    match contradicting_rows(&rows) {
+        None => Ok(rows.len()),
+        Some((first, second, why)) => {
+            let message = format!("lines {} and {} record one evaluation, but {why}", lines[first], lines[second]);
+            Err(Error::damaged(path, message, "delete the line that is wrong, or both and evaluate again"))
+        }
+    }
 }
 
-fn contradicts(path: &Path, at: usize, why: &str) -> Error {
-    let hint = "evaluate again, or copy the row again: it was changed after it was written";
-    Error::damaged(path, format!("row {}: {why}", at + 1), hint)
+/// Refuses a row that contradicts itself, of an evaluation file whose rows count as evaluations.
+pub(super) fn check_evaluations(path: &Path, found: &JournalRows<EvaluationRow>) -> crate::Result<()> {
+    let mut rows = found.rows.iter().zip(&found.lines);
+    rows.try_for_each(|(row, line)| row.contradiction().map_or(Ok(()), |why| Err(contradicts(path, *line, &why))))
+}
+
+/// Two rows of one evaluation that contradict each other, and in what.
+fn contradicting_rows(rows: &[EvaluationRow]) -> Option<(usize, usize, String)> {
+    let mut last = BTreeMap::new();
+    for (at, row) in rows.iter().enumerate() {
+        if let Some(before) = last.insert(row.identity(), at)
+            && let Some(why) = difference(&rows[before], row)
+        {
+            return Some((before, at, why));
+        }
+    }
+    None
+}
+
+/// What two rows of one evaluation have different values of, where both have it.
+fn difference(first: &EvaluationRow, second: &EvaluationRow) -> Option<String> {
+    let numbers = |row: &EvaluationRow| {
+        let accuracy = row.task.as_ref().map(|task| task.accuracy);
+        let counts = [("tokens", Some(row.tokens)), ("n_windows", Some(row.n_windows)), ("bytes", row.bytes)];
+        let counts = counts.map(|(name, count)| (name, count.map(|count| count as f64)));
+        [("nll", Some(row.nll)), ("accuracy", accuracy)].into_iter().chain(counts)
+    };
+    let is_equal = |one: f64, other: f64| one == other || (one.is_nan() && other.is_nan());
+    let number = numbers(first).zip(numbers(second)).find_map(|((name, one), (_, other))| {
+        let (one, other) = (one?, other?);
+        (!is_equal(one, other)).then(|| format!("{name} is {one} in one and {other} in the other"))
+    });
+    let lists = |row: &EvaluationRow| {
+        [("nll_by_position", row.nll_by_position.clone()), ("nll_by_segment", row.nll_by_segment.clone())]
+    };
+    let list = || {
+        lists(first).into_iter().zip(lists(second)).find_map(|((name, one), (_, other))| {
+            let (one, other) = (one?, other?);
+            let is_same = one.len() == other.len() && one.iter().zip(&other).all(|(one, other)| is_equal(*one, *other));
+            (!is_same).then(|| format!("{name} differs"))
+        })
+    };
+    number.or_else(list)
+}
+
+fn contradicts(path: &Path, line: usize, why: &str) -> Error {
+    let hint = format!("it was changed after it was written; copy it again, or delete line {line} and evaluate again");
+    Error::damaged(path, format!("line {line}: {why}"), hint)
 }
 
 /// What to do where rows are missing.
@@ -187,18 +248,18 @@ impl TrainedSteps {
 
 /// Metrics that agree with themselves, whose steps are in order, each once, and complete.
 fn metrics(path: &Path, ended: Option<(&Plan, u64)>, steps: TrainedSteps) -> crate::Result<usize> {
-    let rows = kerple_run::read_rows::<MetricsRow>(path)?.rows;
+    let JournalRows { rows, lines, .. } = kerple_run::read_rows::<MetricsRow>(path)?;
+    let damaged = |at: usize, why: &str| Error::damaged(path, format!("line {}: {why}", lines[at]), RESTORE);
     let tokens = ended.map(|(plan, _)| (plan.train.batch_size as u64).saturating_mul(plan.train.train_len as u64));
     for (at, row) in rows.iter().enumerate() {
         if let Some(why) = tokens.and_then(|tokens| row.contradiction(tokens)) {
-            return Err(contradicts(path, at, &why));
+            return Err(damaged(at, &why));
         }
     }
     if let Some((_, last)) = ended.filter(|(plan, last)| *last < plan.steps)
         && let Some(at) = rows.iter().position(|row| row.step > last)
     {
-        return Err(contradicts(
-            path,
+        return Err(damaged(
             at,
             &format!("step {} follows step {last}, at which train.until ended the run", rows[at].step),
         ));

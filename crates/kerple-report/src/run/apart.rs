@@ -6,20 +6,12 @@ use kerple_run::EvaluationRow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// Everything that makes rows of one run different rows, but for the program that made them.
-fn identity(row: &EvaluationRow) -> impl Ord + use<> {
-    let what = (row.label.clone(), row.protocol.clone(), row.split.clone(), row.text.clone());
-    let start = row.other_start().map(str::to_owned);
-    let how = (row.rope_scaling.clone(), row.window, row.documents, start, row.numerics(), row.evaluators());
-    (what, how, row.seed, row.train_len, row.eval_len, row.step)
-}
-
 /// Of rows of one identity the last; one that says otherwise than those before it is noted.
 pub(super) fn without_repeated_evaluations(rows: Vec<EvaluationRow>, notes: &mut Vec<String>) -> Vec<EvaluationRow> {
     let mut kept: Vec<EvaluationRow> = Vec::with_capacity(rows.len());
     let mut last = BTreeMap::new();
     for (at, row) in rows.iter().enumerate() {
-        if let Some(before) = last.insert(identity(row), at) {
+        if let Some(before) = last.insert(row.identity(), at) {
             notes.extend(repeated_note(&rows[before], row));
         }
     }
@@ -64,8 +56,8 @@ pub(super) fn mark_duplicates(runs: &mut [Run]) {
         let kept = runs[keep].folder.clone();
         for &index in indices.iter().filter(|&&index| index != keep) {
             runs[index].duplicate_of = Some(kept.clone());
-            let known: BTreeSet<_> = runs[keep].evaluations.iter().map(identity).collect();
-            let is_new = |row: &&EvaluationRow| !known.contains(&identity(row));
+            let known: BTreeSet<_> = runs[keep].evaluations.iter().map(EvaluationRow::identity).collect();
+            let is_new = |row: &&EvaluationRow| !known.contains(&row.identity());
             let more: Vec<EvaluationRow> = runs[index].evaluations.iter().filter(is_new).cloned().collect();
             if !more.is_empty() {
                 runs[index].notes.push(format!("{} evaluations that only this copy has are counted", more.len()));

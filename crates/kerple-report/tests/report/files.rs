@@ -36,6 +36,23 @@ fn the_page_is_well_formed_and_self_contained() {
 }
 
 #[test]
+fn what_was_not_recorded_is_not_zero_and_contradictions_are_noted() {
+    let root = tempfile::tempdir().unwrap();
+    run(root.path(), "alibi", 1, &[(64, 20.0)]);
+    report(&root).unwrap();
+    let page = read(&root, "report.md");
+    assert!(page.contains("- training time: 50 s") && !page.contains("contradicts itself"), "{page}");
+    let folder = root.path().join("runs/alibi #1");
+    std::fs::remove_file(folder.join("metrics.jsonl")).unwrap();
+    let rows = std::fs::read_to_string(folder.join("evaluation.jsonl")).unwrap();
+    std::fs::write(folder.join("evaluation.jsonl"), rows.replace("\"perplexity\":20", "\"perplexity\":21")).unwrap();
+    report(&root).unwrap();
+    let page = read(&root, "report.md");
+    assert!(page.contains("- training time: not recorded"), "{page}");
+    assert!(page.contains("evaluation.jsonl has a row that contradicts itself: the perplexity is 21"), "{page}");
+}
+
+#[test]
 fn every_file_that_is_listed_exists_and_figures_parse() {
     let root = complete();
     let summary = report(&root).unwrap();

@@ -1,9 +1,9 @@
 //! How the process was called.
 
-use super::{Cli, general, misuse};
+use super::{Cli, general, lists, misuse};
 use crate::command_error::CommandError;
-use clap::Parser;
 use clap::error::ErrorKind;
+use clap::{CommandFactory, FromArgMatches};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -44,8 +44,17 @@ impl Cli {
         let arguments = guarded;
         general::color(&arguments).write_global();
         let words = std::iter::once(program.clone().into_os_string()).chain(arguments.iter().cloned());
-        match Cli::try_parse_from(words) {
-            Ok(cli) => general::check_both_places(&cli.general, &arguments).map(|()| Some(cli)),
+        let mut command = Cli::command();
+        let parsed = command.try_get_matches_from_mut(words).and_then(|matches| {
+            let cli = Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))?;
+            Ok((cli, matches))
+        });
+        match parsed {
+            Ok((cli, matches)) => {
+                general::check_both_places(&cli.general, &arguments)?;
+                lists::check(&command, &matches)?;
+                Ok(Some(cli))
+            }
             Err(error) => match error.kind() {
                 ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
                     let _ = error.print();

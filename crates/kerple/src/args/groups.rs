@@ -98,8 +98,9 @@ impl EvaluationOptions {
     fn check_task(&self) -> Result<(), CommandError> {
         let protocol = self.protocol.as_ref().map(|protocol| ("--protocol", format!(" {protocol}")));
         let segment_len = self.segment_len.map(|len| ("--segment-len", format!(" {len}")));
+        let within = self.within.map(|within| ("--within", format!(" {within}")));
         let per_position = self.per_position.then(|| ("--per-position", String::new()));
-        let Some((option, value)) = protocol.or(segment_len).or(per_position) else { return Ok(()) };
+        let Some((option, value)) = protocol.or(segment_len).or(within).or(per_position) else { return Ok(()) };
         let message = format!("{option}{value}: the data is a task, whose sequences are scored by their answers");
         Err(CommandError::misuse(message, format!("omit {option}, which is for texts")))
     }

@@ -144,6 +144,10 @@ pub struct FitArgs {
     pub json: bool,
 }
 
+/// Standard deviation of the loss of a synthetic run where `--noise` is not given.
+#[cfg(feature = "fit")]
+pub const NOISE: f64 = 0.01;
+
 #[cfg(feature = "fit")]
 #[derive(Debug, Args)]
 pub struct SearchArgs {
@@ -180,8 +184,7 @@ pub struct SearchArgs {
     /// For --measure synthetic: the known kernel, with numbers; without it all expressions are equal.
     #[arg(long, value_name = "EXPRESSION")]
     pub truth: Option<String>,
-    /// For --measure synthetic: standard deviation of the loss of a run [default: 0.01].
-    #[arg(long)]
+    #[arg(long, help = super::with_default("For --measure synthetic: standard deviation of the loss of a run", NOISE))]
     pub noise: Option<f64>,
     /// List the space and write the plan; train nothing.
     #[arg(long)]

@@ -117,6 +117,11 @@ pub fn run(args: &CompareArgs, ranks: &Ranks) -> CommandResult {
     if !ranks.is_first() {
         return Ok(());
     }
+    let asked = (comparisons.len() * encodings.len()).saturating_mul(args.seeds as usize);
+    let others = kerple_report::find_runs(std::slice::from_ref(&args.out))?.len().saturating_sub(asked);
+    if others > 0 {
+        remarkln!("note: the report has all runs in {}, {others} more than this command names", args.out.display());
+    }
     write_and_print(std::slice::from_ref(&args.out), &args.out.join("report"), None, args.json).map(drop)
 }
 
@@ -231,8 +236,10 @@ fn from_file(file: &Path) -> Result<Vec<Encoding>, CommandError> {
         encoding: Vec<Encoding>,
     }
     let hint = "write one [[encoding]] table per encoding, with `kind` and its keys";
-    let text = kerple_run::files::read_text(file)
-        .map_err(|error| CommandError::misuse(format!("{}: cannot read: {error}", file.display()), hint))?;
+    let text = kerple_run::files::read_text(file).map_err(|error| {
+        let message = format!("--encodings @{}: cannot read: {error}", file.display());
+        CommandError::misuse(message, kerple_run::files::hint(&error))
+    })?;
     let list: EncodingList = toml::from_str(&text)
         .map_err(|error| CommandError::misuse(format!("{}: {}", file.display(), error.to_string().trim_end()), hint))?;
     Ok(list.encoding)

@@ -66,7 +66,11 @@ pub fn run(args: &DemoArgs) -> CommandResult {
             curves.add(&row.label, row.eval_len, row.perplexity);
             live.show_now(&(curves.text(LIVE_PLOT_HEIGHT) + &doing));
         }
-        _ => {}
+        SweepEvent::Training(train::TrainEvent::Note(note))
+        | SweepEvent::Evaluation(evaluate::EvalEvent::Note(note)) => {
+            live.keep(&format!("{doing} note: {note}"));
+        }
+        SweepEvent::Evaluation(evaluate::EvalEvent::Evaluating { .. }) => {}
     })?;
     live.clear();
     if !finished {

@@ -1,7 +1,7 @@
 //! `kerple describe [ENCODING]`
 
 use super::write_file;
-use crate::args::DescribeArgs;
+use crate::args::{DescribeArgs, PICTURE_HEADS, PICTURE_LENGTH};
 use crate::command_error::{CommandError, CommandResult};
 use crate::encodings;
 use crate::output::{print_json, result, resultln};
@@ -10,8 +10,6 @@ use kerple_core::calculus::exponentials::{Amplitude, ErrorBudget, SumTolerance};
 use kerple_core::encoding::{Encoding, EncodingParameter, Geometry, InLinear, METHODS, Method, ParameterInit};
 use kerple_report::plot::{Plot, over_distances};
 
-/// Heads and distances of a picture, by default.
-const PICTURE: (usize, usize) = (8, 512);
 /// Most initial values of a parameter that are shown.
 const SHOWN_STARTS: usize = 8;
 /// Largest table that is drawn or printed.
@@ -166,11 +164,11 @@ fn no_picture(encoding: &Encoding, option: &str) -> CommandError {
 }
 
 fn one(args: &DescribeArgs, encoding: &Encoding) -> CommandResult {
-    let (heads, length) = (args.heads.unwrap_or(PICTURE.0), args.length.unwrap_or(PICTURE.1));
+    let (heads, length) = (args.heads.unwrap_or(PICTURE_HEADS), args.length.unwrap_or(PICTURE_LENGTH));
     if length < 2 {
         return Err(CommandError::misuse(
             format!("--length {length} is out of range, it must be at least 2"),
-            "give at least 2 distances, e.g. --length 512",
+            format!("give at least 2 distances, e.g. --length {PICTURE_LENGTH}"),
         ));
     }
     if heads.saturating_mul(length) > MOST_VALUES {

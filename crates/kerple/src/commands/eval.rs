@@ -132,6 +132,9 @@ fn change(encoding: &mut PositionalEncoding, args: &EvalArgs) -> CommandResult {
             let hint = "omit --window to evaluate the model with its own windows";
             return Err(CommandError::misuse("--window: some layers of this model set their own window", hint));
         }
+        if let Some(trained) = encoding.encoding().window.filter(|trained| *trained != window) {
+            remarkln!("note: --window {window} replaces the window of {trained} that the run was trained with");
+        }
         *encoding = encoding.with_window(Some(window));
     }
     args.rope_scaling.map_or(Ok(()), |scaling| scale(encoding, scaling))
@@ -139,9 +142,14 @@ fn change(encoding: &mut PositionalEncoding, args: &EvalArgs) -> CommandResult {
 
 /// Changes how an encoding turns queries and keys, as `--rope-scaling` asks for it.
 pub(super) fn scale(encoding: &mut PositionalEncoding, scaling: RopeScaling) -> CommandResult {
-    let scaled = encoding.with_rope_scaling(scaling);
-    *encoding =
-        scaled.map_err(|refusal| CommandError::misuse(format!("--rope-scaling: {}", refusal.message), refusal.hint))?;
+    let scaled = encoding
+        .with_rope_scaling(scaling)
+        .map_err(|refusal| CommandError::misuse(format!("--rope-scaling: {}", refusal.message), refusal.hint))?;
+    let trained = encoding.encoding().rope_scaling().filter(|trained| *trained != scaling.label());
+    if let Some(trained) = trained {
+        remarkln!("note: --rope-scaling {} replaces {trained}, which the run was trained with", scaling.label());
+    }
+    *encoding = scaled;
     Ok(())
 }
 

@@ -4,7 +4,7 @@ use super::compare::{check_replaced_encoding, work};
 use super::quickstart::Cost;
 use super::report::program;
 use super::stop_flag;
-use crate::args::{MeasureName, SearchArgs};
+use crate::args::{MeasureName, NOISE, SearchArgs};
 use crate::command_error::{CommandError, CommandResult};
 use crate::encodings;
 use crate::output::{print_json, remarkln, resultln};
@@ -28,8 +28,6 @@ use std::sync::atomic::AtomicBool;
 const FAR: usize = 8;
 /// Keys of the run file that a search without training takes.
 const SYNTHETIC_KEYS: [&str; 3] = ["seed", "train.steps", "train.train_len"];
-/// Standard deviation of the loss of a synthetic run, by default.
-const NOISE: f64 = 0.01;
 
 /// Plans a search, or resumes it; trains, tests, prints and writes what was found.
 pub fn run(args: &SearchArgs) -> CommandResult {

@@ -3,7 +3,7 @@
 use super::report::program;
 use crate::args::ReportArgs;
 use crate::command_error::CommandError;
-use crate::output::{print_json, resultln};
+use crate::output::{print_json, remarkln, resultln};
 pub use kerple_experiments::packed::{TempDir, is_export, unpacked};
 use kerple_experiments::pages::{self, PageSummary};
 pub use kerple_experiments::seal::was_exported;
@@ -23,6 +23,7 @@ pub fn pages_of_export(export: &Path, args: &ReportArgs) -> Result<PathBuf, Comm
 
 /// How complete each table and figure is, and where they are.
 pub fn print_pages(summary: &PageSummary, json: bool) {
+    summary.notes.iter().for_each(|note| remarkln!("note: {note}"));
     if json {
         return print_json(summary);
     }

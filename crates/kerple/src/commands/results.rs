@@ -1,7 +1,7 @@
 //! `kerple results`
 
-use crate::args::ResultsArgs;
-use crate::command_error::CommandResult;
+use crate::args::{DEFAULT_RESULTS, ResultsArgs};
+use crate::command_error::{CommandError, CommandResult};
 use crate::output::resultln;
 use kerple_experiments::reproduce::title;
 use std::path::Path;
@@ -30,6 +30,13 @@ const SCALE: &str = "small";
 /// Lists the results that the repository contains, and where they can be read.
 pub fn run(args: &ResultsArgs) -> CommandResult {
     let mut found = None;
+    if args.dir.as_os_str() != DEFAULT_RESULTS && !args.dir.is_dir() {
+        let message = format!("{}: the folder does not exist", args.dir.display());
+        return Err(CommandError::misuse(
+            message,
+            "give the folder `results` of a clone of the repository, or omit it",
+        ));
+    }
     for paper in BUNDLED {
         let folder = format!("{paper}-{SCALE}");
         let here = args.dir.join(&folder);

@@ -2,7 +2,7 @@
 
 use super::music::MusicSampler;
 use super::{load_to_generate, remark_on_horizon, remark_on_kernels, stop_flag_saying};
-use crate::args::SampleArgs;
+use crate::args::{SAMPLE_SEED, SampleArgs};
 use crate::command_error::{CommandError, CommandResult};
 use crate::output::{self, remarkln};
 use kerple_data::{StreamDecoder, Tokenizer};
@@ -47,12 +47,16 @@ pub fn run(args: &SampleArgs) -> CommandResult {
     if let Some(note) = without_effect(args) {
         remarkln!("note: {note}");
     }
+    let vocab_size = plan.data_info.vocab_size;
+    if args.top_k >= vocab_size {
+        remarkln!("note: no effect: --top-k {}; the vocabulary has {vocab_size} tokens", args.top_k);
+    }
     let (temperature, top_p) = music.as_ref().map_or((0.8, 1.0), MusicSampler::temperature_and_top_p);
     let draw = SamplingParams {
         temperature: args.temperature.unwrap_or(temperature),
         top_k: args.top_k,
         top_p: args.top_p.unwrap_or(top_p),
-        seed: args.seed.unwrap_or(0),
+        seed: args.seed.unwrap_or(SAMPLE_SEED),
     };
     let mut sampled = Sampled {
         decoder: tokenizer.decoder(),
@@ -66,7 +70,7 @@ pub fn run(args: &SampleArgs) -> CommandResult {
         print(&args.prompt);
     }
     sampled.begin(&prompt[1..], is_music);
-    generate::generate(&model, &prompt, args.max_new_tokens, plan.data_info.vocab_size, &draw, &mut sampled)?;
+    generate::generate(&model, &prompt, args.max_new_tokens, vocab_size, &draw, &mut sampled)?;
     let Sampled { decoder, music, tokens, stop, .. } = sampled;
     print(&decoder.finish());
     print("\n");

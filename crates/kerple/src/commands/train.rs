@@ -76,7 +76,11 @@ pub fn run(args: &TrainArgs, ranks: &Ranks) -> CommandResult {
         TrainEvent::Step(step) => line.show(|| step_line(&plan.label, step)),
     })?;
     let loss = outcome.loss.map_or_else(String::new, |loss| format!(", loss {loss:.4}"));
-    let learned = outcome.learned_at.map_or_else(String::new, |at| format!(", learned after {}", at.first));
+    let learned = match outcome.learned_at {
+        Some(at) => format!(", learned after {}", at.first),
+        None if outcome.finished && plan.train.until.is_some() => ", train.until not met".to_owned(),
+        None => String::new(),
+    };
     line.done(&format!("{} of {} steps{loss}{learned}, {}", outcome.step, plan.steps, duration(outcome.seconds)));
     if args.json {
         let mut result = serde_json::json!({

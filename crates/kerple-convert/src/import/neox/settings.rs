@@ -3,7 +3,7 @@
 use super::keys::{is_known, only};
 use super::stored::NeoxTensors;
 use super::{FACTS, refuse};
-use crate::import::config::{DESCRIPTION, read_text};
+use crate::import::config::{DESCRIPTION, dropout_note, is_dropout, is_same, read_text};
 use crate::import::families::ModelShape;
 use crate::import::short::{listed, short};
 use kerple_burn::ops::activation::Activation;
@@ -254,6 +254,11 @@ impl NeoxSettings {
         if stored.ranks() > 1 {
             notes.push(format!("merged the tensors of {} tensor-parallel ranks", stored.ranks()));
         }
+        let dropout = ["attention-dropout", "hidden-dropout"].into_iter();
+        let rate = |key| self.keys.get(key).filter(|rate| is_dropout(rate));
+        let rates: Vec<String> =
+            dropout.filter_map(|key| Some(format!("{} = {}", self.written(key), rate(key)?))).collect();
+        notes.extend(dropout_note(&rates));
         let unknown: Vec<String> =
             self.keys.keys().filter(|key| !is_known(key)).map(|key| self.written(key).to_owned()).collect();
         if !unknown.is_empty() {
@@ -285,11 +290,6 @@ const READ: [&str; 11] = [
     "rotary-emb-base",
     "activation",
 ];
-
-/// Whether two values are the same, numbers as numbers.
-fn is_same(one: &Value, two: &Value) -> bool {
-    one == two || one.as_f64().is_some_and(|one| two.as_f64() == Some(one))
-}
 
 /// All words anywhere in a value.
 fn words(value: &Value) -> Vec<&str> {
@@ -324,7 +324,12 @@ fn merge(keys: &mut Map<String, Value>, written: &mut BTreeMap<String, String>, 
     if depth(&text) > DEEPEST {
         return Err(damaged(format!("the file nests tables and lists more than {DEEPEST} deep")));
     }
-    let value: Value = serde_norway::from_str(&text).map_err(|error| damaged(format!("not YAML: {error}")))?;
+    // YAML's own value refuses a key that occurs twice; JSON's keeps the last
+    let value: serde_norway::Value = serde_norway::from_str(&text).map_err(|error| {
+        let why = error.to_string();
+        damaged(if why.contains("duplicate entry") { why } else { format!("not YAML: {why}") })
+    })?;
+    let value = serde_json::to_value(value).map_err(|error| damaged(format!("not a table of settings: {error}")))?;
     let map = match value {
         Value::Object(map) => map,
         Value::Null => return Ok(()),
