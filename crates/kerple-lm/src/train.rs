@@ -210,7 +210,9 @@ fn train_with<M: FromPlan, T: Objective<M> + Copy>(
 /// What to say of a run that lost its checkpoints, or rows of the updates up to one.
 fn lost_note(run: &RunFolder, plan: &Plan, step: Option<u64>) -> Result<Option<String>> {
     let Some(step) = step else {
-        let logged = run.last_logged_step()?;
+        // before the first checkpoint there is none to lose
+        let first = plan.train.save_interval.min(plan.steps);
+        let logged = run.last_logged_step()?.filter(|logged| *logged >= first);
         return Ok(logged.map(|logged| {
             format!(
                 "the folder has no checkpoint: training starts at step 1, and replaces the rows up to step {logged}"

@@ -278,7 +278,7 @@ fn evaluation(plan: &Plan, length: u64) -> EvaluationRow {
     let text = serde_json::json!({ "checksum": "c", "segment_len": 48, "n_segments": 2, "seed": 7 });
     let row = serde_json::json!({
         "label": plan.label, "seed": plan.seed, "train_len": plan.train_len, "eval_len": length, "protocol": "segments",
-        "split": "test", "step": 3, "text": text, "n_windows": 2, "tokens": 2 * length, "nll": 2.0, "perplexity": 7.4,
+        "split": "test", "step": 3, "text": text, "n_windows": 2, "tokens": 2 * length, "nll": 2.0, "perplexity": 2f64.exp(),
         "seconds": 0.1, "nll_by_position": vec![2.0; length as usize], "nll_by_segment": [2.0, 2.0],
     });
     serde_json::from_value(row).unwrap()

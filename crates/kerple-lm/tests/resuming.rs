@@ -155,7 +155,12 @@ fn whatever_a_crash_leaves_is_gone_on_from() {
             fs::write(run.join("metrics.jsonl"), &rows[..rows.len() - 9]).unwrap();
             fs::write(run.join("metrics.jsonl.part"), &rows[..40]).unwrap();
         }),
-        ("before the first checkpoint", &|run| fs::remove_dir_all(checkpoints(run)).unwrap()),
+        ("before the first checkpoint", &|run| {
+            fs::remove_dir_all(checkpoints(run)).unwrap();
+            let rows = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+            let before: String = rows.split_inclusive('\n').take(1).collect();
+            fs::write(run.join("metrics.jsonl"), before).unwrap();
+        }),
     ];
     for (crash, make) in crashes {
         let folder = tempfile::tempdir().unwrap();
