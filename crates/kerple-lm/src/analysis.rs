@@ -203,7 +203,6 @@ fn seed_at(seed: u64, purpose: Purpose, place: [usize; 2]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::DataConfig;
     use std::collections::HashSet;
 
     #[test]
@@ -217,6 +216,7 @@ mod tests {
     #[cfg(feature = "music-lra")]
     #[test]
     fn too_little_music_is_refused_before_anything_is_trained() {
+        use crate::config::DataConfig;
         use kerple_data::music::loops;
         use kerple_data::{PrepareOptions, Sources, prepare};
         let place = tempfile::tempdir().unwrap();

@@ -52,13 +52,13 @@ fn what_a_definition_adds_or_cuts_is_said_to_be_left_out() {
 /// Where the text of each token begins, counted in characters.
 fn offsets(tokenizer: &Tokenizer, tokens: &[u32]) -> Vec<usize> {
     let (mut decoder, mut length) = (tokenizer.decoder(), 0);
-    let mut offset = |token: &u32| {
+    let offset = |token: &u32| {
         let (text, before) = decoder.push_at(*token);
         let offset = length + before;
         length += text.chars().count();
         offset
     };
-    tokens.iter().map(|token| offset(token)).collect()
+    tokens.iter().map(offset).collect()
 }
 
 #[test]
