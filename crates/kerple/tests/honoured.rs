@@ -469,6 +469,11 @@ fn options_of_sampling_without_an_effect_are_named() {
     for options in [&["--temperature", "0"][..], &["--temperature", "1", "--seed", "3", "--top-k", "4"]] {
         assert!(!said(options).contains("no effect"), "{options:?}");
     }
+    // where positions are drawn, the seed has an effect with the likeliest tokens too
+    place.ok(&["train", "--config", "run.toml", "--set", "encoding.randomized=64", "--out", "drawn"]);
+    let sampled = ["sample", "drawn", "--max-new-tokens", "2", "--temperature", "0", "--seed", "3"];
+    let output = place.run(&sampled);
+    assert!(output.status.success() && !String::from_utf8_lossy(&output.stderr).contains("no effect"), "{output:?}");
 }
 
 #[test]

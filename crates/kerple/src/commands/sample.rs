@@ -44,7 +44,12 @@ pub fn run(args: &SampleArgs) -> CommandResult {
     })?;
     remark_on_horizon(&model.trunk.encoding, prompt.len() + args.max_new_tokens);
     remark_on_kernels(&plan, args.hardware.device);
-    if let Some(note) = without_effect(args) {
+    // the seed is that of positions and features too
+    let encoding_draws = plan
+        .model
+        .every_layer(&plan.encoding)
+        .any(|layer| layer.encoding.randomized.is_some() || layer.attention.linear().is_some());
+    if let Some(note) = without_effect(args, encoding_draws) {
         remarkln!("note: {note}");
     }
     let vocab_size = plan.data_info.vocab_size;
@@ -93,14 +98,14 @@ fn check_range(option: &str, value: Option<f64>, most: f64, hint: &str) -> Comma
 }
 
 /// Options that change nothing with the one that takes the likeliest token each time.
-fn without_effect(args: &SampleArgs) -> Option<String> {
+fn without_effect(args: &SampleArgs, encoding_draws: bool) -> Option<String> {
     let top_k = Some(args.top_k).filter(|count| *count > 0);
     // each with the value that takes the likeliest token; there is none for the seed
     let options = [
         ("--temperature", args.temperature.map(|value| value.to_string()), "0"),
         ("--top-k", top_k.map(|value| value.to_string()), "1"),
         ("--top-p", args.top_p.map(|value| value.to_string()), "0"),
-        ("--seed", args.seed.map(|value| value.to_string()), ""),
+        ("--seed", args.seed.filter(|_| !encoding_draws).map(|value| value.to_string()), ""),
     ];
     let given = options.into_iter().filter_map(|(option, value, likeliest)| Some((option, value?, likeliest)));
     let mut given: Vec<(String, bool)> =
