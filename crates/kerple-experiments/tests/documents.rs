@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Papers and questions with a page of results.
-const PAPERS: [&str; 16] = [
+const PAPERS: [&str; 17] = [
     "kerple",
     "dape",
     "spe",
@@ -28,6 +28,7 @@ const PAPERS: [&str; 16] = [
     "equal",
     "cost",
     "windows",
+    "shift",
 ];
 
 const BEGIN: &str = "<!-- table of ";

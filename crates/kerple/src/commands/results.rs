@@ -7,7 +7,7 @@ use kerple_experiments::reproduce::title;
 use std::path::Path;
 
 /// Experiments whose rows are in `results/` of the repository.
-const BUNDLED: [&str; 16] = [
+const BUNDLED: [&str; 17] = [
     "kerple",
     "dape",
     "spe",
@@ -24,6 +24,7 @@ const BUNDLED: [&str; 16] = [
     "equal",
     "cost",
     "windows",
+    "shift",
 ];
 const SCALE: &str = "small";
 
