@@ -109,7 +109,7 @@ CASES = {
     "wall_bounded": ('{ kind = "wall", gate = "bounded", gate_heads = "kv", order = "rope_then_channel_decay", window = 24 }', {"model.block.n_kv_heads": "2"}, "kerple"),
     "selective_grouped": ('{ kind = "selective_rope", rank = 4, gate = true, decay = true, scalar_gate = true }', {"model.block.n_kv_heads": "2"}, "kerple"),
     "selective_bare": ('{ kind = "selective_rope", bias = false }', {"model.block.n_kv_heads": "2", "model.block.key_shift": "true"}, "kerple"),
-    "turned_grouped": ('{ kind = "rotary_positions", step = "exp", window = 24 }', {"model.block.n_kv_heads": "2"}, "kerple"),
+    "turned_grouped": ('{ kind = "rotary_positions", step = "softplus", window = 24 }', {"model.block.n_kv_heads": "2"}, "kerple"),
     "pope_grouped": ('{ kind = "pope", width = 5, clamp_delta = true }', {"model.block.n_kv_heads": "2", "model.block.qk_norm": "true"}, "kerple"),
     "pope_randomized": ('{ kind = "pope", randomized = 300 }', {}, "kerple"),
     "fope_grouped": ('{ kind = "fope", zero_pad = false }', {"model.block.n_kv_heads": "2", "model.block.key_shift": "true"}, "kerple"),
