@@ -685,7 +685,7 @@ class Call(NamedTuple):
     unused_features: int = 0
 
     def __str__(self):
-        words = ["" if self.causal else "both directions", f"rank {self.rank}", f"{self.kernel[0]}", self.precision, f"{self.unused_features} features less"]
+        words = ["" if self.causal else "both directions", f"rank {self.rank}", self.kernel[0], self.precision, f"{self.unused_features} features less"]
         return ", ".join(word for word, one, usual in zip(words, self, Call(), strict=True) if one != usual)
 
 
