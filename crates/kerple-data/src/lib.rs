@@ -33,6 +33,7 @@ pub mod music;
 mod order;
 pub mod peps;
 mod prepare;
+pub mod quotes;
 mod random;
 mod split;
 pub mod tasks;

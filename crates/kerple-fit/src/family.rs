@@ -141,7 +141,17 @@ impl Family {
             }
             c == ',' && depth == 0
         };
-        for part in text.split(separates).map(str::trim).filter(|part| !part.is_empty()) {
+        let parts: Vec<&str> = text.split(separates).map(str::trim).collect();
+        if parts.iter().all(|part| part.is_empty()) {
+            return Err(Error::refused("no family is given", "give a list such as log,power, or all"));
+        }
+        for (at, part) in parts.into_iter().enumerate() {
+            if part.is_empty() {
+                return Err(Error::refused(
+                    format!("family {} of `{text}` is empty", at + 1),
+                    "write one comma between two families, and none after the last",
+                ));
+            }
             let new = if part == "all" { Family::named() } else { vec![Family::read(part, unproven)?] };
             for family in new {
                 if let Some(other) = families.iter().find(|other| other.expr == family.expr) {
@@ -152,9 +162,6 @@ impl Family {
                 }
                 families.push(family);
             }
-        }
-        if families.is_empty() {
-            return Err(Error::refused("no family is given", "give a list such as log,power, or all"));
         }
         Ok(families)
     }

@@ -121,7 +121,7 @@ fn refuse_unread(path: &Path, kind: &str, options: &ReadOptions) -> Result<()> {
     match unread.into_iter().find(|(_, is_unread, _)| *is_unread) {
         None => Ok(()),
         Some((option, _, readers)) => {
-            Err(refused(path, format!("`{option}` is for {readers}"), "omit it, or fit this source by itself"))
+            Err(refused(path, format!("--{option} is for {readers}"), "omit it, or fit this source by itself"))
         }
     }
 }

@@ -100,7 +100,7 @@ fn rows_that_do_not_fit_are_refused_with_both_numbers() {
     let cube = tensor_file(dir.path(), "cube.safetensors", &[("x", vec![1, 1, 2, 8], vec![0.0; 16])]);
     assert!(message(&cube, &with(&wide)).contains("profiles `x` have the shape [1, 1, 2, 8]"));
     let table = file(dir.path(), "c.csv", "distance,h\n0,1\n");
-    assert!(message(&table, &with(&wide)).contains("`queries` is for a bias that depends on the query"));
+    assert!(message(&table, &with(&wide)).contains("--queries is for a bias that depends on the query"));
     // a model whose bias does not depend on the query has no use for them
     file(dir.path(), "config.json", "{}");
     assert!(message(dir.path(), &with(&wide)).contains("its bias does not depend on the query"));

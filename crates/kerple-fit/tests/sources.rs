@@ -84,9 +84,9 @@ fn options_that_a_source_does_not_read_are_refused() {
     let dir = folder();
     let path = file(dir.path(), "c.csv", csv_of(&[("h", log_values(1.0, 0.5, 12))]));
     let tensor = ReadOptions { tensor: Some("t".to_owned()), ..ReadOptions::default() };
-    assert!(message(&path, &tensor).contains("c.csv: `tensor` is for a .safetensors file"));
+    assert!(message(&path, &tensor).contains("c.csv: --tensor is for a .safetensors file"));
     let length = ReadOptions { length: Some(64), ..ReadOptions::default() };
-    assert!(message(&path, &length).contains("`length` is for a run folder"));
+    assert!(message(&path, &length).contains("--length is for a run folder"));
     // of a path that does not exist, nothing else is wrong
     for missing in ["nowhere", "nowhere.csv"] {
         let error = message(&dir.path().join(missing), &length);
@@ -94,7 +94,7 @@ fn options_that_a_source_does_not_read_are_refused() {
     }
     fs::write(dir.path().join("config.json"), "{}").unwrap();
     let weights = ReadOptions { weights: Some("w".to_owned()), ..ReadOptions::default() };
-    assert!(message(dir.path(), &weights).contains("`weights` is for a .csv, .json or .safetensors file"));
+    assert!(message(dir.path(), &weights).contains("--weights is for a .csv, .json or .safetensors file"));
 }
 
 #[test]
@@ -107,7 +107,8 @@ fn mistakes_in_tables_are_named_with_file_line_and_cell() {
         (body("-1,2"), "curve `h`: a distance is -1"),
         (body("0,2"), "curve `h`: distance 0 comes after distance 0"),
         (body("1,2,3"), "line 3"),
-        (body("\"1\"0,2"), "line 3: text follows a closing quote"),
+        (body("\"1\"0,2"), "line 3: `0` follows a closing quote; only the delimiter or the end of the line may"),
+        (body("\"1\" \"0\",2"), "line 3: ` ` follows a closing quote; only the delimiter or the end of the line may"),
         (body("1,\"2"), "line 3: a quote is never closed"),
         ("d,h\n0,1\n".to_owned(), "the header begins with `d,h`"),
         ("distance\n0\n".to_owned(), "the header has no curve after `distance`"),
@@ -166,7 +167,7 @@ fn json_has_curves_over_distances_and_buckets() {
         ("{\"distances\": [0]}".to_owned(), "missing field `curves`"),
         (
             "{\"curves\": [{\"name\": \"h\", \"values\": [], \"weights\": [1], \"weights\": [2]}]}".to_owned(),
-            "duplicate field `weights`",
+            "the key `weights` occurs twice",
         ),
         ("{\"curves\": []}".to_owned(), "it has no curves"),
         (

@@ -40,7 +40,7 @@ fn misuse_is_named_with_a_hint() {
     place.write("curves.csv", log_curves());
     place.write("bad.csv", "distance,h\n0,1\n1,x\n");
     place.write("both.json", r#"{"distances": [0, 1], "curves": [{"name": "h", "values": [1], "buckets": [[0]]}]}"#);
-    let cases: [(&[&str], &str); 16] = [
+    let cases: [(&[&str], &str); 19] = [
         (&["curves.csv", "--sigma", "0"], "--sigma 0 is out of range"),
         (&["curves.csv", "--points", "9..3"], "--points `9..3` is not a range"),
         (&["curves.csv", "--families", "logg"], "unknown function `logg`"),
@@ -50,11 +50,14 @@ fn misuse_is_named_with_a_hint() {
         (&["bad.csv"], "bad.csv: line 3: `x` of `h` is not a number"),
         (&["nowhere"], "nowhere: the file or folder does not exist"),
         (&["nowhere", "--length", "8"], "nowhere: the file or folder does not exist"),
-        (&["curves.csv", "--queries", "rows"], "`queries` is for a bias that depends on the query"),
+        (&["curves.csv", "--queries", "rows"], "--queries is for a bias that depends on the query"),
         (&["curves.csv", "--points", "0..5"], "curve `near`: 6 values are too few"),
         (&["curves.csv", "--per-head"], "--per-head: curves.csv has no layer of several heads"),
         (&["curves.csv", "--per-head", "--families", "log"], "--per-head: all heads have the family log"),
         (&["curves.csv", "--families", "log,log(b, a)"], "family `log(b, a)` is given twice, as `log` too"),
+        (&["curves.csv", "--families", "log,,power"], "family 2 of `log,,power` is empty"),
+        (&["curves.csv", "--families", "log,"], "family 2 of `log,` is empty"),
+        (&["curves.csv", "--length", "64"], "--length is for a run folder"),
         (&["curves.csv", "--families", "log,log"], "family `log` is given twice"),
         (&["both.json"], "both.json: no curve uses `distances`: each has `buckets`"),
     ];
@@ -63,6 +66,12 @@ fn misuse_is_named_with_a_hint() {
         let error = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {error}");
         assert!(error.contains(message) && error.contains("\n\nhint: "), "{arguments:?}: {error}");
+    }
+    for (families, is_said) in [("log,power", true), ("log,power(a, 1) - 0.1*power(1, 2)", false)] {
+        let output = place.run(&["kernel", "fit", "curves.csv", "--unproven", "--families", families]);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{families}: {said}");
+        assert_eq!(said.contains("note: no effect: --unproven"), is_said, "{families}: {said}");
     }
 }
 

@@ -16,7 +16,7 @@ const ORDERS: [(&str, &str); 13] = [
     ),
     (
         "kerple-data",
-        "error split hash contain file json machine tokens order examples without_music_lra random music tokenizer corpus text prepare lra tasks peps",
+        "error split hash contain file json quotes machine tokens order examples without_music_lra random music tokenizer corpus text prepare lra tasks peps",
     ),
     ("kerple-report", "error format statistics plot conditions run results folder page write"),
     (

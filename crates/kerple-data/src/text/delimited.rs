@@ -2,6 +2,7 @@
 
 use super::{DocumentContent, SourceDocument, unreadable};
 use crate::error::{Error, Result};
+use crate::quotes::{QuoteScanner, StrayText};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::io::{BufRead, Read};
@@ -20,8 +21,8 @@ pub(super) fn documents(
     key: &str,
 ) -> Result<impl Iterator<Item = Result<SourceDocument>> + use<>> {
     let (cut, stray) = (Rc::new(Cell::new(false)), Rc::<RefCell<VecDeque<StrayText>>>::default());
-    let state = QuoteState::FieldStart;
-    let input = QuoteTracker { input, delimiter, at: 0, line: 1, state, cut: cut.clone(), stray: stray.clone() };
+    let quotes = QuoteScanner::new(delimiter);
+    let input = QuoteTracker { input, quotes, cut: cut.clone(), stray: stray.clone() };
     let mut reader = csv::ReaderBuilder::new().delimiter(delimiter).from_reader(input);
     let names = reader.headers().map_err(|error| failure(path, String::new(), error))?.clone();
     if cut.get() {
@@ -29,7 +30,7 @@ pub(super) fn documents(
     }
     let head = reader.position().byte();
     if let Some(stray) = take_before(&stray, head) {
-        return Err(stray.error(path));
+        return Err(stray_text(path, stray));
     }
     let plain = |name: &str| name.trim_start_matches('\u{feff}').trim().to_owned();
     let names: Vec<String> = names.iter().map(plain).collect();
@@ -54,7 +55,7 @@ pub(super) fn documents(
             (Ok(row), _) if cut.get() => {
                 DocumentContent::Bad(cut_in_quotes(&path, row.position().map_or(0, csv::Position::line)))
             }
-            (Ok(_), Some(stray)) => DocumentContent::Bad(stray.error(&path)),
+            (Ok(_), Some(stray)) => DocumentContent::Bad(stray_text(&path, stray)),
             (Ok(row), None) => DocumentContent::Text(row.get(column).unwrap_or_default().to_owned()),
             (Err(error), _) => match failure(&path, format!(", row {number}"), error) {
                 error @ Error::Damaged { .. } => DocumentContent::Bad(error),
@@ -74,40 +75,21 @@ fn cut_in_quotes(path: &Path, line: u64) -> Error {
     )
 }
 
-/// Notes what the `csv` crate reads without an error: an input that ends inside quotes, which it
-/// takes for the end of the field, and text after a closing quote, which it appends to the field.
+/// Notes what is wrong with the quotes of what it reads.
 struct QuoteTracker {
     input: Box<dyn BufRead>,
-    delimiter: u8,
-    /// Bytes read so far.
-    at: u64,
-    /// Line of the next byte.
-    line: u64,
-    state: QuoteState,
+    quotes: QuoteScanner,
     cut: Rc<Cell<bool>>,
     stray: Rc<RefCell<VecDeque<StrayText>>>,
 }
 
-/// Text between a closing quote and the end of the field.
-#[derive(Clone, Copy)]
-struct StrayText {
-    /// Where it begins.
-    at: u64,
-    line: u64,
-    /// Its first byte.
-    first: u8,
-}
-
-impl StrayText {
-    fn error(self, path: &Path) -> Error {
-        let first = self.first.escape_ascii();
-        Error::damaged_at(
-            path,
-            format!(", line {}", self.line),
-            format!("`{first}` follows a closing quote; only the delimiter or the end of the line may"),
-            "write a quote within a quoted field twice (\"\"), or remove the quotes around the field",
-        )
-    }
+fn stray_text(path: &Path, stray: StrayText) -> Error {
+    Error::damaged_at(
+        path,
+        format!(", line {}", stray.line),
+        stray.to_string(),
+        "write a quote within a quoted field twice (\"\"), or remove the quotes around the field",
+    )
 }
 
 /// Removes the texts that begin before a byte, and returns the first of them.
@@ -117,41 +99,11 @@ fn take_before(stray: &RefCell<VecDeque<StrayText>>, end: u64) -> Option<StrayTe
     stray.drain(..count).next()
 }
 
-#[derive(Clone, Copy, PartialEq)]
-enum QuoteState {
-    FieldStart,
-    Unquoted,
-    Quoted,
-    /// A quote within quotes: they end, unless another one follows.
-    QuoteInQuotes,
-}
-
-impl QuoteTracker {
-    fn step(&mut self, byte: u8) {
-        let is_byte_order_mark = self.at < 3 && byte == b"\xef\xbb\xbf"[self.at as usize];
-        let before = self.state;
-        self.state = match (self.state, byte) {
-            (QuoteState::FieldStart, _) if is_byte_order_mark => QuoteState::FieldStart,
-            (QuoteState::FieldStart | QuoteState::QuoteInQuotes, b'"') => QuoteState::Quoted,
-            (QuoteState::Quoted, b'"') => QuoteState::QuoteInQuotes,
-            (QuoteState::Quoted, _) => QuoteState::Quoted,
-            (_, b'\r' | b'\n') => QuoteState::FieldStart,
-            (_, byte) if byte == self.delimiter => QuoteState::FieldStart,
-            _ => QuoteState::Unquoted,
-        };
-        if (before, self.state) == (QuoteState::QuoteInQuotes, QuoteState::Unquoted) {
-            self.stray.borrow_mut().push_back(StrayText { at: self.at, line: self.line, first: byte });
-        }
-        self.at += 1;
-        self.line += u64::from(byte == b'\n');
-    }
-}
-
 impl Read for QuoteTracker {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let count = self.input.read(buffer)?;
-        buffer[..count].iter().for_each(|byte| self.step(*byte));
-        if count == 0 && !buffer.is_empty() && self.state == QuoteState::Quoted {
+        self.stray.borrow_mut().extend(buffer[..count].iter().filter_map(|byte| self.quotes.step(*byte)));
+        if count == 0 && !buffer.is_empty() && self.quotes.open_since().is_some() {
             self.cut.set(true);
         }
         Ok(count)

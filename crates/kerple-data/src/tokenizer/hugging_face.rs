@@ -25,6 +25,8 @@ impl HuggingFace {
             Error::damaged(path, message, hint)
         };
         let mut inner = parse(definition).map_err(damaged)?;
+        // the library takes the last of two
+        kerple_run::unique_keys::parse(definition).map_err(|error| damaged(error.to_string()))?;
         let shape =
             TokenizerDefinition::of(definition).map_err(|error| damaged(format!("not a tokenizer: {error}")))?;
         if shape.dropout().is_some() {

@@ -391,6 +391,14 @@ fn with_added(added: &[(&str, bool)], beside: &[(&str, &str)]) -> Result<Tokeniz
     Tokenizer::from_file(&path, None)
 }
 
+#[test]
+fn a_key_that_occurs_twice_is_refused() {
+    let twice = WORD_PIECE.replacen("\"model\"", "\"version\": \"1.0\", \"version\": \"1.0\", \"model\"", 1);
+    assert_ne!(twice, WORD_PIECE);
+    let error = Tokenizer::from_definition(Path::new("tokenizer.json"), twice, None).unwrap_err();
+    assert!(error.to_string().contains("`version` occurs twice"), "{error}");
+}
+
 /// A special token goes before one that has a usual name only; what files beside say goes before both.
 #[test]
 fn the_end_of_a_document_is_what_files_say_or_special() {

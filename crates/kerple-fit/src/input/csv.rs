@@ -2,6 +2,7 @@
 
 use super::{RawCurve, ReadOptions, check_counts, refused, text};
 use crate::curve::{CurvePrecision, Support};
+use kerple_data::quotes::QuoteScanner;
 use kerple_run::Result;
 use std::path::Path;
 
@@ -16,7 +17,7 @@ pub(super) fn read(path: &Path, options: &ReadOptions) -> Result<Vec<RawCurve>> 
         refused(path, format!("line {line}: {what}"), "give a number in each cell, or leave it empty")
     };
     if let Some((line, what)) = quote_problem(&text) {
-        return Err(damaged(line, what.to_owned()));
+        return Err(damaged(line, what));
     }
     let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).from_reader(text.as_bytes());
     let names: Vec<String> =
@@ -78,29 +79,13 @@ pub(super) fn read(path: &Path, options: &ReadOptions) -> Result<Vec<RawCurve>> 
     Ok(columns.into_iter().map(curve).collect())
 }
 
-/// What is wrong with the quotes of a text, and on which line, where the `csv` crate reads on without an error.
-fn quote_problem(text: &str) -> Option<(u64, &'static str)> {
-    // whether the last byte was inside quotes, or a quote that closed them
-    let (mut inside, mut closed, mut at_start, mut line, mut opened) = (false, false, true, 1, 1);
-    for byte in text.bytes() {
-        match byte {
-            b'"' if inside => (inside, closed) = (false, true),
-            // two quotes within quotes are one
-            b'"' if at_start || closed => {
-                if at_start {
-                    opened = line;
-                }
-                (inside, closed) = (true, false);
-            }
-            b',' | b'\n' | b'\r' if !inside => closed = false,
-            b' ' | b'\t' if closed => {}
-            _ if closed => return Some((line, "text follows a closing quote")),
-            _ => {}
-        }
-        at_start = !inside && matches!(byte, b',' | b'\n' | b'\r');
-        line += u64::from(byte == b'\n');
+/// What is wrong with the quotes of a text, and on which line.
+fn quote_problem(text: &str) -> Option<(u64, String)> {
+    let mut quotes = QuoteScanner::new(b',');
+    if let Some(stray) = text.bytes().find_map(|byte| quotes.step(byte)) {
+        return Some((stray.line, stray.to_string()));
     }
-    inside.then_some((opened, "a quote is never closed"))
+    quotes.open_since().map(|line| (line, "a quote is never closed".to_owned()))
 }
 
 fn short(text: &str) -> String {

@@ -2,11 +2,9 @@
 
 use super::{RawCurve, ReadOptions, check_counts, refused, text};
 use crate::curve::{CurvePrecision, Support};
-use kerple_run::Result;
+use kerple_run::{Result, unique_keys};
 use serde::Deserialize;
-use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::Path;
 
 #[derive(Deserialize)]
@@ -23,44 +21,16 @@ struct CurveEntry {
     values: Vec<Option<f64>>,
     buckets: Option<Vec<Vec<f64>>>,
     #[serde(flatten)]
-    others: OtherKeys,
-}
-
-/// Lists of weights by their keys, each of which occurs once.
-struct OtherKeys(BTreeMap<String, Vec<f64>>);
-
-impl<'de> Deserialize<'de> for OtherKeys {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<OtherKeys, D::Error> {
-        deserializer.deserialize_map(OtherKeysVisitor)
-    }
-}
-
-struct OtherKeysVisitor;
-
-impl<'de> Visitor<'de> for OtherKeysVisitor {
-    type Value = OtherKeys;
-
-    fn expecting(&self, out: &mut fmt::Formatter) -> fmt::Result {
-        out.write_str("lists of numbers")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut all: A) -> std::result::Result<OtherKeys, A::Error> {
-        let mut lists = BTreeMap::new();
-        while let Some((key, list)) = all.next_entry::<String, Vec<f64>>()? {
-            if lists.contains_key(&key) {
-                return Err(A::Error::custom(format!("duplicate field `{key}`")));
-            }
-            lists.insert(key, list);
-        }
-        Ok(OtherKeys(lists))
-    }
+    others: BTreeMap<String, Vec<f64>>,
 }
 
 /// Reads `{"distances": [..], "curves": [..]}`.
 pub(super) fn read(path: &Path, options: &ReadOptions) -> Result<Vec<RawCurve>> {
     const SHAPE: &str = "write {\"distances\": [..], \"curves\": [{\"name\": .., \"values\": [..]}]}";
-    let CurvesFile { distances, curves } =
-        serde_json::from_str(&text(path)?).map_err(|error| refused(path, error, SHAPE))?;
+    let damaged = |error| refused(path, error, SHAPE);
+    let text = text(path)?;
+    unique_keys::parse(&text).map_err(damaged)?;
+    let CurvesFile { distances, curves } = serde_json::from_str(&text).map_err(damaged)?;
     check_counts(path, curves.len(), curves.iter().map(|curve| curve.values.len()).max().unwrap_or(0))?;
     if !distances.is_empty() && !curves.is_empty() && curves.iter().all(|curve| curve.buckets.is_some()) {
         let hint = "remove `distances`, or `buckets` of the curves that are over them";
@@ -68,7 +38,7 @@ pub(super) fn read(path: &Path, options: &ReadOptions) -> Result<Vec<RawCurve>> 
     }
     let key = options.weights.as_deref().unwrap_or("weights");
     let curve = |entry: CurveEntry| {
-        let CurveEntry { name, values, buckets, others: OtherKeys(mut others) } = entry;
+        let CurveEntry { name, values, buckets, mut others } = entry;
         let weights = others.remove(key);
         if weights.is_none() && options.weights.is_some() {
             return Err(refused(

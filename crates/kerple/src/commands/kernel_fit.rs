@@ -36,6 +36,9 @@ pub fn run(args: &FitArgs) -> CommandResult {
         args.curves.iter().map(|path| read(path, &reading)).collect::<kerple_run::Result<_>>()?;
     check_per_head(args, &options, &sources)?;
     sources.iter().flat_map(|source| &source.notes).for_each(|note| remarkln!("note: {note}"));
+    if args.unproven && options.families.iter().all(|family| family.expr.class().is_cpd()) {
+        remarkln!("note: no effect: --unproven; every family is proven");
+    }
     let report = fit_sources(&sources, &options)?;
     if args.json {
         print_json(&report);
