@@ -122,6 +122,12 @@ impl Completion {
             ignore_eos: ends_anyway,
             token_ids: completion.by_id && completion.logprobs.is_none(),
             empty_stop: has_empty_stop,
+            special_stops: shared
+                .tokenizer
+                .special_tokens()
+                .into_iter()
+                .filter(|(name, _)| completion.stops.contains(name))
+                .collect(),
         };
         completion.notes = notes::without_effect(&asked, completion.count, &completion.draw, unused);
         Ok(completion)
@@ -138,7 +144,9 @@ impl Completion {
                  if the model supports it",
                 self.count
             );
-            return Err(ApiError::bad("prompt", message));
+            // a completion that is too long for a prompt of one token is to blame whatever the prompt
+            let blamed = if self.count > len { "max_tokens" } else { "prompt" };
+            return Err(ApiError::bad(blamed, message));
         }
         let alternatives = self.logprobs.map_or(0, |count| count + 1);
         let tokens = self.prompts.iter().map(|prompt| if self.echo { prompt.tokens.len() } else { 0 } + self.count);

@@ -40,6 +40,8 @@ pub(crate) struct Unused {
     pub(crate) token_ids: bool,
     /// An empty string in `stop`.
     pub(crate) empty_stop: bool,
+    /// Names and ids of special tokens in `stop`, which looks at text.
+    pub(crate) special_stops: Vec<(String, u32)>,
 }
 
 /// Notes on keys without effect, where so many tokens are drawn in this way.
@@ -65,6 +67,11 @@ pub(crate) fn without_effect(asked: &AskedKeys, count: usize, draw: &SamplingPar
     }
     if unused.empty_stop {
         notes.push("no effect: an empty string in `stop`".to_owned());
+    }
+    for (name, id) in unused.special_stops {
+        notes.push(format!(
+            "`stop` {name:?}: the special token of this name has no text; `stop_token_ids` [{id}] ends there"
+        ));
     }
     notes
 }

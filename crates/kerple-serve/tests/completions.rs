@@ -339,6 +339,10 @@ fn what_has_no_effect_is_named() {
         ),
         (json!({"stop": ["a", ""]}), "no effect: an empty string in `stop`"),
         (
+            json!({"stop": ["a", "<|endoftext|>"]}),
+            "`stop` \"<|endoftext|>\": the special token of this name has no text; `stop_token_ids` [0] ends there",
+        ),
+        (
             json!({"return_tokens_as_token_ids": true}),
             "no effect without `logprobs`: `return_tokens_as_token_ids` true",
         ),

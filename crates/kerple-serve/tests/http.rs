@@ -39,7 +39,7 @@ fn bad_requests_are_refused_by_key_and_value() {
         (&long, "prompt", "190 tokens and a completion of up to 16"),
         (&many, "prompt", "9 prompts"),
         (r#"{"prompt":"x","max_tokens":-1}"#, "max_tokens", "-1"),
-        (r#"{"prompt":"x","max_tokens":18446744073709551615}"#, "prompt", "200 tokens"),
+        (r#"{"prompt":"x","max_tokens":18446744073709551615}"#, "max_tokens", "200 tokens"),
         (r#"{"prompt":"x","max_tokens":"9"}"#, "max_tokens", "\"9\""),
         (r#"{"prompt":"x","logprobs":21}"#, "logprobs", "21"),
         (r#"{"prompt":"x","logprobs":true}"#, "logprobs", "0 to 20"),

@@ -76,9 +76,16 @@ pub fn run(args: &SampleArgs) -> CommandResult {
     }
     sampled.begin(&prompt[1..], is_music);
     generate::generate(&model, &prompt, args.max_new_tokens, vocab_size, &draw, &mut sampled)?;
-    let Sampled { decoder, music, tokens, stop, .. } = sampled;
+    let Sampled { decoder, music, tokens, ends, stop } = sampled;
+    let drawn = tokens.len() + 1 - prompt.len();
     print(&decoder.finish());
     print("\n");
+    if let Some(end) = tokens.last().filter(|token| drawn > 0 && ends.contains(token)) {
+        let name =
+            tokenizer.special_tokens().into_iter().find(|(_, id)| id == end).map(|(name, _)| format!(", {name}"));
+        let name = name.unwrap_or_default();
+        remarkln!("note: token {end}{name}, ended the text after {drawn} of {} tokens", args.max_new_tokens);
+    }
     if let Some(music) = music {
         music.save(args, &tokens)?;
     }
