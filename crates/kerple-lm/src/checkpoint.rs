@@ -236,7 +236,7 @@ pub fn create_initial(
 /// Checkpoints of a run, oldest first.
 ///
 /// # Errors
-/// A folder that cannot be read.
+/// A folder that cannot be read; two folders of one step.
 pub fn list(run: &Path) -> Result<Vec<(u64, PathBuf)>> {
     let all = folder(run);
     if !present(&all)? {
@@ -248,6 +248,10 @@ pub fn list(run: &Path) -> Result<Vec<(u64, PathBuf)>> {
         found.extend(step_of(&path).map(|step| (step, path)));
     }
     found.sort();
+    if let Some([(step, path), (_, other)]) = found.array_windows().find(|[(step, _), (other, _)]| step == other) {
+        let message = format!("{} and {} are both of step {step}", path.display(), other.display());
+        return Err(Error::refused(message, "keep the folder that belongs to the run, and remove the other"));
+    }
     Ok(found)
 }
 

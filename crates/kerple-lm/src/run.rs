@@ -79,10 +79,33 @@ impl RunFolder {
     /// Creates the folder if need be and makes this process the only one that trains in it, until the lock is dropped.
     ///
     /// # Errors
-    /// [`Error::Busy`] with who holds the lock; a folder that cannot be written.
+    /// [`Error::Busy`] with who holds the lock; a place that is no run's, or that cannot be written.
     pub fn lock(&self) -> Result<RunLock> {
+        self.check_place()?;
         std::fs::create_dir_all(&self.path).map_err(Error::io(&self.path, "create"))?;
         RunLock::take(&self.path)
+    }
+
+    /// Refuses the folder of a prepared corpus, and a place within another run, where nothing would look for this one.
+    ///
+    /// # Errors
+    /// Either of them; what the file system does not show.
+    pub fn check_place(&self) -> Result<()> {
+        const HINT: &str = "choose another folder with --out, which will contain the run";
+        if present(&self.path.join(kerple_run::PLAN_FILE))? {
+            return Ok(());
+        }
+        if kerple_data::has_summary(&self.path)? {
+            return Err(Error::refused(format!("{} is a prepared corpus", self.path.display()), HINT));
+        }
+        let absolute = std::path::absolute(&self.path).map_err(Error::io(&self.path, "look for"))?;
+        for folder in absolute.ancestors().skip(1) {
+            if present(&folder.join(kerple_run::PLAN_FILE))? && present(&checkpoint::folder(folder))? {
+                let message = format!("{} is inside the run {}", self.path.display(), folder.display());
+                return Err(Error::refused(message, HINT));
+            }
+        }
+        Ok(())
     }
 
     /// The saved plan, if there is one.

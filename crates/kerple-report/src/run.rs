@@ -5,7 +5,9 @@ mod apart;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use self::apart::{mark_duplicates, name_by_encoding, tell_apart, without_repeated_evaluations};
+use self::apart::{
+    earlier_checkpoints_note, mark_duplicates, name_by_encoding, tell_apart, without_repeated_evaluations,
+};
 use serde::de::DeserializeOwned;
 
 use crate::conditions::Conditions;
@@ -67,6 +69,7 @@ impl Run {
             ));
         }
         let evaluations = without_repeated_evaluations(evaluations, &mut notes);
+        notes.extend(earlier_checkpoints_note(&evaluations));
         let is_other = |of_row: u64, of_plan: Option<u64>| of_plan.is_some_and(|of_plan| of_plan != of_row);
         let contradicts =
             |row: &&EvaluationRow| is_other(row.seed, plan.seed) || is_other(row.train_len, plan.train_len);
@@ -276,8 +279,8 @@ pub fn tally_runs(recorded: impl Iterator<Item = BTreeSet<String>>) -> String {
     counts.into_iter().map(one).collect::<Vec<_>>().join("; ")
 }
 
-/// Reads every run below the folders, in order of path. Folders are walked down to the first `plan.json`; symbolic links
-/// below them are not followed.
+/// Reads every run below the folders, in order of path. Folders are walked down to the first `plan.json`, through symbolic links
+/// too; what is there by several paths is read once.
 ///
 /// A run of the same plan and seed as another keeps its place in the list with `duplicate_of` set; the one with more
 /// evaluations counts. Runs that share label, training length and seed but not the plan get longer names.
@@ -288,7 +291,7 @@ pub fn find_runs<P: AsRef<Path>>(folders: &[P]) -> Result<Vec<Run>> {
     let mut found = BTreeMap::new();
     for folder in folders {
         let mut own = BTreeMap::new();
-        walk(folder.as_ref(), &mut own)?;
+        walk(folder.as_ref(), &mut own, &mut BTreeSet::new())?;
         if own.is_empty() {
             return Err(no_runs(&[folder]));
         }
@@ -312,22 +315,20 @@ pub(crate) fn no_runs<P: AsRef<Path>>(folders: &[P]) -> Error {
     Error::Refused { message: format!("no runs{place}"), hint: hint.to_owned() }
 }
 
-/// Collects run folders by their canonical path, so that overlapping arguments give each once.
-fn walk(folder: &Path, found: &mut BTreeMap<PathBuf, PathBuf>) -> Result<()> {
+/// Collects run folders by their canonical path, so that overlapping arguments give each once. Folders that were seen before,
+/// as where a link leads back, are passed over.
+fn walk(folder: &Path, found: &mut BTreeMap<PathBuf, PathBuf>, seen: &mut BTreeSet<PathBuf>) -> Result<()> {
+    let canonical = folder.canonicalize().map_err(Error::io_while("reading", folder))?;
+    if !seen.insert(canonical.clone()) {
+        return Ok(());
+    }
     let plan = folder.join(kerple_run::PLAN_FILE);
     if look(&plan)?.is_some_and(|about| about.is_file()) {
-        let canonical = folder.canonicalize().map_err(Error::io_while("reading", folder))?;
         found.entry(canonical).or_insert_with(|| folder.to_owned());
         return Ok(());
     }
-    for entry in std::fs::read_dir(folder).map_err(Error::io_while("reading", folder))? {
-        let entry = entry.map_err(Error::io_while("reading", folder))?;
-        let kind = entry.file_type().map_err(Error::io_while("reading", folder))?;
-        if kind.is_dir() {
-            walk(&entry.path(), found)?;
-        }
-    }
-    Ok(())
+    let folders = kerple_run::files::folders_in(folder).map_err(Error::io_while("reading", folder))?;
+    folders.iter().try_for_each(|folder| walk(folder, found, seen))
 }
 
 fn read_optional_rows<Row: DeserializeOwned>(path: &Path, notes: &mut Vec<String>) -> Result<Vec<Row>> {
@@ -369,6 +370,22 @@ mod tests {
         plan(root.path(), "b/t5-1", json!({"label": "t5", "seed": 1}));
         let runs = find_runs(&[root.path().to_owned(), root.path().join("a"), root.path().join("a/alibi-1")]).unwrap();
         assert_eq!(runs.iter().map(|run| run.name.as_str()).collect::<Vec<_>>(), ["alibi", "t5"]);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn links_lead_to_runs_and_never_in_circles() {
+        let root = tempfile::tempdir().unwrap();
+        plan(root.path(), "elsewhere/alibi-1", json!({"label": "alibi", "seed": 1}));
+        plan(root.path(), "all/t5-1", json!({"label": "t5", "seed": 1}));
+        let all = root.path().join("all");
+        let link = |target: &str, name: &str| std::os::unix::fs::symlink(target, all.join(name)).unwrap();
+        link("../elsewhere/alibi-1", "a");
+        link("../elsewhere/alibi-1", "b");
+        link("nothing", "c");
+        link("..", "d");
+        let runs = find_runs(&[&all]).unwrap();
+        assert_eq!(runs.iter().map(|run| run.name.as_str()).collect::<Vec<_>>(), ["t5", "alibi"]);
     }
 
     #[test]
@@ -434,5 +451,9 @@ mod tests {
             note.contains("length 64 under nonoverlapping")
                 && note.contains("a loss of 2 by an unknown program and of 2.1")
         );
+        assert_eq!(earlier_checkpoints_note(&kept), None);
+        let at = |step| EvaluationRow { step, ..evaluation(64, 2.3) };
+        let note = earlier_checkpoints_note(&[at(20), at(9), at(30), evaluation(128, 2.5)]).unwrap();
+        assert!(note.contains("of step 9, 20; tables show the latest"), "{note}");
     }
 }

@@ -17,10 +17,15 @@ fn is_share(value: f64) -> bool {
 impl EvaluationRow {
     /// Everything that makes rows of one run different rows, but for the program that made them.
     pub fn identity(&self) -> impl Ord + use<> {
+        (self.measured(), self.step)
+    }
+
+    /// What was measured, of whichever checkpoint.
+    pub fn measured(&self) -> impl Ord + use<> {
         let what = (self.label.clone(), self.protocol.clone(), self.split.clone(), self.text.clone());
         let start = self.other_start().map(str::to_owned);
         let how = (self.rope_scaling.clone(), self.window, self.documents, start, self.numerics(), self.evaluators());
-        (what, how, self.seed, self.train_len, self.eval_len, self.step)
+        (what, how, self.seed, self.train_len, self.eval_len)
     }
 
     /// A contradiction between values of the row, in words.

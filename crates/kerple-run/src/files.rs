@@ -70,6 +70,24 @@ pub fn is_file(path: &Path) -> io::Result<bool> {
     Ok(look(path)?.is_some_and(|about| about.is_file()))
 }
 
+/// Folders in a folder, through symbolic links too, in order of name. A link that leads nowhere is none.
+///
+/// # Errors
+/// A folder that cannot be listed, or something in it that cannot be looked at.
+pub fn folders_in(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        match fs::metadata(&path) {
+            Ok(about) if about.is_dir() => found.push(path),
+            Err(error) if !fs::symlink_metadata(&path)?.is_symlink() => return Err(error),
+            _ => {}
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
 /// Opens a regular file for reading.
 ///
 /// # Errors

@@ -145,3 +145,12 @@ fn what_cannot_be_seen_is_not_left_out_of_an_export() {
     place.write("r/reproduction.json", manifest);
     refused(&place, &figure("r", &["--export", "kept"]), &name);
 }
+
+#[test]
+fn an_export_loses_no_row() {
+    let place = place();
+    let path = "r/arxiv-512/dape/seed-1235/evaluation.jsonl";
+    let rows = place.read(path);
+    place.write(path, &rows[..rows.len() - 9]);
+    refused(&place, &figure("r", &["--export", "kept"]), "evaluation.jsonl, line ");
+}

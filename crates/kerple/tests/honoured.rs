@@ -72,7 +72,7 @@ fn files_of_a_run_are_not_replaced_by_results() {
     place.ok(&["eval", "run", "--lengths", "16", "--lm-eval", "results.json"]);
     // what was written before may be written again
     place.ok(&["eval", "run", "--lengths", "16", "--lm-eval", "results.json"]);
-    refused(&place, &["train", "--config", "run.toml", "--out", "data"], "--out data: the folder is a prepared corpus");
+    refused(&place, &["train", "--config", "run.toml", "--out", "data"], "data is a prepared corpus");
 }
 
 /// The number that fits is found, not counted down to.
@@ -474,6 +474,46 @@ fn options_of_sampling_without_an_effect_are_named() {
     let sampled = ["sample", "drawn", "--max-new-tokens", "2", "--temperature", "0", "--seed", "3"];
     let output = place.run(&sampled);
     assert!(output.status.success() && !String::from_utf8_lossy(&output.stderr).contains("no effect"), "{output:?}");
+}
+
+#[test]
+fn a_text_that_ends_early_says_so() {
+    let place = with_runs();
+    // with a flat distribution one of 256 bytes ends it
+    let sample = ["sample", "run", "--max-new-tokens", "9000", "--temperature", "1000"];
+    let output = place.run(&sample);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && said.contains("note: token 0, <|endoftext|>, ended the text after "), "{said}");
+    assert!(said.contains(" of 9000 tokens\n"), "{said}");
+}
+
+#[test]
+fn a_run_is_not_made_where_nothing_would_look_for_it() {
+    let place = with_runs();
+    let train = |out: &'static str| ["train", "--config", "run.toml", "--out", out];
+    refused(&place, &train("run/checkpoints"), "run/checkpoints is inside the run ");
+    refused(&place, &train("run/other"), "run/other is inside the run ");
+    assert!(!place.path("run/other").exists());
+}
+
+#[test]
+fn of_two_checkpoints_of_a_step_none_is_taken() {
+    let place = with_runs();
+    let steps = place.path("run/checkpoints");
+    std::fs::rename(steps.join("step-00000020"), steps.join("step-20")).unwrap();
+    place.ok(&["eval", "run", "--lengths", "16"]);
+    std::fs::create_dir(steps.join("step-00000020")).unwrap();
+    let said = refused(&place, &["eval", "run", "--lengths", "16"], "are both of step 20");
+    assert!(said.contains("step-00000020") && said.contains("step-20 "), "{said}");
+    refused(&place, &["verify", "run"], "");
+}
+
+#[test]
+fn an_unknown_key_beside_a_text_is_refused() {
+    let place = with_runs();
+    let path = place.read("run/data_path.json");
+    place.write("run/data_path.json", path.replace("from_run", "from_Run"));
+    refused(&place, &["eval", "run", "--lengths", "16"], "from_Run");
 }
 
 #[test]

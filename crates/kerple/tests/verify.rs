@@ -57,6 +57,17 @@ fn folders_of_runs_are_looked_at_whole() {
     place.ok(&compare);
     let (code, said, _) = verified(&place, &["two"]);
     assert!(code == Some(0) && said.contains("ok       2 of 2 runs"), "{said}");
+    // links count, and what is there twice counts once
+    #[cfg(unix)]
+    {
+        fs::create_dir(place.path("linked")).unwrap();
+        for (to, name) in [("../two/runs/alibi", "a"), ("../two/runs/alibi/seed-1235", "b"), ("../linked", "c")] {
+            std::os::unix::fs::symlink(to, place.path("linked").join(name)).unwrap();
+        }
+        let (code, said, _) = verified(&place, &["linked"]);
+        assert!(code == Some(0) && said.contains("plan "), "{said}");
+        assert!(place.ok(&["report", "linked", "--out", "page"]).contains("alibi"));
+    }
     // what comes behind a path with nothing in it, and behind a damaged one, is looked at all the same
     damage(&place, "two/runs/alibi/seed-1235/plan.json");
     let (code, said, remarks) = verified(&place, &["missing", "two", "data"]);

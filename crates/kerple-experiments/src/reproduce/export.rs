@@ -89,8 +89,15 @@ fn keep_records(run: &Path, trained_in: Option<&Path>, to: &Path) -> Result<()> 
     ];
     for (name, thin) in rows {
         if look(&run.join(name))?.is_some() {
-            let rows = thin(read_rows::<Value>(&run.join(name))?.rows);
-            kerple_run::replace_rows(&to.join(name), &rows)?;
+            let found = read_rows::<Value>(&run.join(name))?;
+            if let Some(line) = found.truncated_line {
+                let message = format!("{}, line {line}, is incomplete", run.join(name).display());
+                return Err(Error::refused(
+                    message,
+                    "run `kerple reproduce` again without --export, which completes the run",
+                ));
+            }
+            kerple_run::replace_rows(&to.join(name), &thin(found.rows))?;
         }
     }
     let snapshots: [(&str, Thin, usize); 2] =

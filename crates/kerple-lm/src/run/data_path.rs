@@ -12,6 +12,7 @@ use std::path::{Component, Path, PathBuf};
 
 /// Where the text was when the run was last trained.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct DataPath {
     /// As seen from the run folder, so that both can be moved together.
     pub from_run: Option<PathBuf>,

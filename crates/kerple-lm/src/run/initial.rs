@@ -39,6 +39,7 @@ impl RunFolder {
             let message = format!("{} already exists and is not empty", place.display());
             return Err(Error::refused(message, "choose another --out folder, or remove this one"));
         }
+        self.check_place()?;
         let (folder, name) = whereabouts(place)?;
         fs::create_dir_all(&folder).map_err(Error::io(&folder, "create"))?;
         for (_, left) in kerple_run::files::abandoned(&folder, STATE) {

@@ -39,6 +39,22 @@ fn repeated_note(before: &EvaluationRow, row: &EvaluationRow) -> Option<String> 
     })
 }
 
+/// A note on what was measured of several checkpoints.
+pub(super) fn earlier_checkpoints_note(rows: &[EvaluationRow]) -> Option<String> {
+    let mut steps: BTreeMap<_, BTreeSet<u64>> = BTreeMap::new();
+    for row in rows {
+        steps.entry(row.measured()).or_default().insert(row.step);
+    }
+    let earlier: BTreeSet<u64> = steps.into_values().flat_map(|of_one| of_one.into_iter().rev().skip(1)).collect();
+    (!earlier.is_empty()).then(|| {
+        let list: Vec<String> = earlier.iter().map(u64::to_string).collect();
+        format!(
+            "evaluation.jsonl has rows of earlier checkpoints too, of step {}; tables show the latest",
+            list.join(", ")
+        )
+    })
+}
+
 /// Of copies of a run, which have its plan and seed and were made by the same programs in the same way, one counts, with the rows
 /// that only others have.
 pub(super) fn mark_duplicates(runs: &mut [Run]) {

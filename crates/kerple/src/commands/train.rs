@@ -46,11 +46,8 @@ fn begin(
 
 /// Trains or resumes one run.
 pub fn run(args: &TrainArgs, ranks: &Ranks) -> CommandResult {
-    if kerple_data::has_summary(&args.out)? {
-        let message = format!("--out {}: the folder is a prepared corpus", args.out.display());
-        return Err(CommandError::misuse(message, "choose another folder with --out, which will contain the run"));
-    }
     let (run, stop) = (RunFolder::new(&args.out), stop_flag());
+    run.check_place()?;
     let runtime = args.hardware.runtime()?.with_ranks(ranks.clone());
     let (source, plan) = begin(args, &run, ranks, &stop)?;
     remarkln!(

@@ -9,8 +9,7 @@ use kerple_report::Run;
 use kerple_run::{MANIFEST_FILE, PLAN_FILE};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsString;
-use std::fs::DirEntry;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// Reads the contents of every path and checks their consistency.
@@ -84,7 +83,7 @@ struct ItemFindings {
 /// looked at as data, which says what it lacks. Archives of runs are unpacked aside.
 fn parts_of(path: &Path, unpacked: &mut Vec<TempDir>) -> Vec<VerifiedItem> {
     let mut parts = Vec::new();
-    collect((path, path), unpacked, &mut parts);
+    collect((path, path), &mut BTreeSet::new(), unpacked, &mut parts);
     if parts.is_empty() {
         parts.push(VerifiedItem { kind: ItemKind::Data, path: path.to_owned(), place: path.to_owned(), lost: None });
     }
@@ -92,14 +91,23 @@ fn parts_of(path: &Path, unpacked: &mut Vec<TempDir>) -> Vec<VerifiedItem> {
 }
 
 /// Adds what is in the folder `place`, which is called `path`.
-fn collect((path, place): (&Path, &Path), unpacked: &mut Vec<TempDir>, parts: &mut Vec<VerifiedItem>) {
+fn collect(
+    (path, place): (&Path, &Path),
+    seen: &mut BTreeSet<PathBuf>,
+    unpacked: &mut Vec<TempDir>,
+    parts: &mut Vec<VerifiedItem>,
+) {
+    // a link may lead to what was seen before, or back
+    if place.canonicalize().is_ok_and(|canonical| !seen.insert(canonical)) {
+        return;
+    }
     let part = |kind, lost| VerifiedItem { kind, path: path.to_owned(), place: place.to_owned(), lost };
     match reproductions::unpacked(place) {
         Ok(None) => {}
         Ok(Some(aside)) => {
             let place = aside.path().to_owned();
             unpacked.push(aside);
-            return collect((path, &place), unpacked, parts);
+            return collect((path, &place), seen, unpacked, parts);
         }
         Err(error) => return parts.push(part(ItemKind::Manifest, Some(CommandError { code: 1, ..error.into() }))),
     }
@@ -116,11 +124,18 @@ fn collect((path, place): (&Path, &Path), unpacked: &mut Vec<TempDir>, parts: &m
     if kerple_data::has_summary(place).unwrap_or(true) {
         return add(ItemKind::Data);
     }
-    let entries = std::fs::read_dir(place).into_iter().flatten().flatten();
-    let is_folder = |entry: &DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
-    let mut names: Vec<OsString> = entries.filter(is_folder).map(|entry| entry.file_name()).collect();
-    names.sort();
-    names.iter().for_each(|name| collect((&path.join(name), &place.join(name)), unpacked, parts));
+    match kerple_run::files::folders_in(place) {
+        Ok(folders) => folders.iter().for_each(|folder| {
+            let path = path.join(folder.file_name().expect("a folder in a folder has a name"));
+            collect((&path, folder), seen, unpacked, parts);
+        }),
+        // what is not there, or no folder, is looked at as data in the end
+        Err(error) if [ErrorKind::NotFound, ErrorKind::NotADirectory].contains(&error.kind()) => {}
+        Err(error) => {
+            let error = kerple_run::Error::io_while("reading", place)(error);
+            parts.push(part(ItemKind::Data, Some(CommandError { code: 1, ..error.into() })));
+        }
+    }
 }
 
 impl VerifiedItem {
