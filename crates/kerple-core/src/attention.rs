@@ -66,6 +66,7 @@ pub use problem::{
 pub use row_block::masked_sums;
 
 use crate::Number;
+use crate::cpu::InstructionSet;
 
 /// Writes `out` and, for the backward, `lse` (`[B, H, Q]`, minus infinity for a fully masked row), with
 /// the engine for the problem's scores.
@@ -80,12 +81,18 @@ pub fn forward<T: Number>(
     out: ViewMut<T>,
     lse: &mut [T],
 ) {
-    match problem.scores {
-        _ if problem.selection.is_some() => row_block::forward(problem, q, k, v, out, lse),
-        ScoreTransform::Table(_) => tiled::forward(problem, q, k, v, out, lse),
-        ScoreTransform::Mod(_) | ScoreTransform::Path(_) => row_block::forward(problem, q, k, v, out, lse),
-        ScoreTransform::Householder(_) => householder::forward(problem, q, k, v, out, lse),
-    }
+    forward_with(InstructionSet::current(), problem, [q, k, v], out, lse);
+}
+
+/// [`forward()`] with a chosen instruction set; one that the CPU lacks falls back to [`InstructionSet::Portable`].
+pub fn forward_with<T: Number>(
+    set: InstructionSet,
+    problem: &AttentionProblem<T>,
+    rows: [View<T>; 3],
+    out: ViewMut<T>,
+    lse: &mut [T],
+) {
+    T::attention_forward(set, problem, rows, out, lse);
 }
 
 /// Writes every gradient of [`forward()`], given its results and the gradient of `out`.
@@ -93,10 +100,15 @@ pub fn forward<T: Number>(
 /// # Panics
 /// If a slice does not fit the sizes of `problem`, or two gradients share an element.
 pub fn backward<T: Number>(problem: &AttentionProblem<T>, saved: AttentionSaved<T>, gradients: AttentionGradients<T>) {
-    match problem.scores {
-        _ if problem.selection.is_some() => row_block::backward(problem, saved, gradients),
-        ScoreTransform::Table(_) => tiled::backward(problem, saved, gradients),
-        ScoreTransform::Mod(_) | ScoreTransform::Path(_) => row_block::backward(problem, saved, gradients),
-        ScoreTransform::Householder(_) => householder::backward(problem, saved, gradients),
-    }
+    backward_with(InstructionSet::current(), problem, saved, gradients);
+}
+
+/// [`backward()`] with a chosen instruction set, as in [`forward_with`].
+pub fn backward_with<T: Number>(
+    set: InstructionSet,
+    problem: &AttentionProblem<T>,
+    saved: AttentionSaved<T>,
+    gradients: AttentionGradients<T>,
+) {
+    T::attention_backward(set, problem, saved, gradients);
 }

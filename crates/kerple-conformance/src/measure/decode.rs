@@ -3,7 +3,7 @@
 use kerple::CommandResult;
 use kerple::timing::inputs::{log_bias, noise};
 use kerple::timing::{Measurement, TimedSizes, TimedWork, array_bytes, check_agreement, check_memory};
-use kerple_core::attention::{AttentionDims, AttentionProblem, ScoreTransform, Strides, View, ViewMut, naive, tiled};
+use kerple_core::attention::{self, AttentionDims, AttentionProblem, ScoreTransform, Strides, View, ViewMut, naive};
 use kerple_core::ops::machine;
 use std::time::Instant;
 
@@ -34,7 +34,7 @@ impl TimedWork for TimedDecode {
         let mut reference = out.clone();
         let (vq, vk, vv) = views();
         naive::forward(&problem, vq, vk, vv, ViewMut::new(&mut reference, one), &mut lse);
-        tiled::forward(&problem, vq, vk, vv, ViewMut::new(&mut out, one), &mut lse);
+        attention::forward(&problem, vq, vk, vv, ViewMut::new(&mut out, one), &mut lse);
         // means over all keys, rounded in another order
         check_agreement("decoding", &out, &reference, 1e-4)?;
         // a cold cache is what a decoder sees: between two calls it has read its weights and the other layers' keys
@@ -44,7 +44,7 @@ impl TimedWork for TimedDecode {
                 sweep.iter_mut().for_each(|value| *value += 1.0);
                 let (vq, vk, vv) = views();
                 let clock = Instant::now();
-                tiled::forward(&problem, vq, vk, vv, ViewMut::new(&mut out, one), &mut lse);
+                attention::forward(&problem, vq, vk, vv, ViewMut::new(&mut out, one), &mut lse);
                 clock.elapsed().as_secs_f64() * 1e3
             })
             .collect();

@@ -8,39 +8,43 @@ use super::linear::{
     StateGradient,
 };
 use super::{
-    AttentionGradients, AttentionProblem, AttentionSaved, View, ViewMut, householder, linear, row_block, tiled,
+    AttentionGradients, AttentionProblem, AttentionSaved, ScoreTransform, View, ViewMut, householder, linear,
+    row_block, tiled,
 };
 use crate::cpu::InstructionSet;
 use crate::forms::ScoreMod;
 use crate::score_mods::{self, ScoreModExtent, ScoreModSpec};
 
+/// Which engine computes a problem.
+enum Engine {
+    Tiled,
+    RowBlock,
+    Householder,
+}
+
+impl<T> AttentionProblem<'_, T> {
+    fn engine(&self) -> Engine {
+        match self.scores {
+            _ if self.selection.is_some() => Engine::RowBlock,
+            ScoreTransform::Table(_) => Engine::Tiled,
+            ScoreTransform::Mod(_) | ScoreTransform::Path(_) => Engine::RowBlock,
+            ScoreTransform::Householder(_) => Engine::Householder,
+        }
+    }
+}
+
 /// The engines of a type of number.
 pub trait CompiledEngines: Sized {
-    /// [`tiled::forward`]
-    fn tiled_forward(
+    /// [`super::forward`]
+    fn attention_forward(
         set: InstructionSet,
         problem: &AttentionProblem<Self>,
         rows: [View<Self>; 3],
         out: ViewMut<Self>,
         lse: &mut [Self],
     );
-    /// [`tiled::backward`]
-    fn tiled_backward(
-        set: InstructionSet,
-        problem: &AttentionProblem<Self>,
-        saved: AttentionSaved<Self>,
-        gradients: AttentionGradients<Self>,
-    );
-    /// [`row_block::forward`]
-    fn row_block_forward(
-        set: InstructionSet,
-        problem: &AttentionProblem<Self>,
-        rows: [View<Self>; 3],
-        out: ViewMut<Self>,
-        lse: &mut [Self],
-    );
-    /// [`row_block::backward`]
-    fn row_block_backward(
+    /// [`super::backward`]
+    fn attention_backward(
         set: InstructionSet,
         problem: &AttentionProblem<Self>,
         saved: AttentionSaved<Self>,
@@ -48,21 +52,6 @@ pub trait CompiledEngines: Sized {
     );
     /// [`row_block::masked_sums`]
     fn masked_sums(set: InstructionSet, problem: &AttentionProblem<Self>, rows: [View<Self>; 2]) -> Vec<f64>;
-    /// [`householder::forward`]
-    fn householder_forward(
-        set: InstructionSet,
-        problem: &AttentionProblem<Self>,
-        rows: [View<Self>; 3],
-        out: ViewMut<Self>,
-        lse: &mut [Self],
-    );
-    /// [`householder::backward`]
-    fn householder_backward(
-        set: InstructionSet,
-        problem: &AttentionProblem<Self>,
-        saved: AttentionSaved<Self>,
-        gradients: AttentionGradients<Self>,
-    );
     /// [`householder::rewrite_keys`]
     fn householder_rewrite(
         set: InstructionSet,
@@ -99,42 +88,31 @@ macro_rules! compiled {
         $(
             impl CompiledEngines for $number {
                 #[inline(never)]
-                fn tiled_forward(
+                fn attention_forward(
                     set: InstructionSet,
                     problem: &AttentionProblem<$number>,
                     rows: [View<$number>; 3],
                     out: ViewMut<$number>,
                     lse: &mut [$number],
                 ) {
-                    tiled::run_forward(set, problem, rows, out, lse);
+                    match problem.engine() {
+                        Engine::Tiled => tiled::run_forward(set, problem, rows, out, lse),
+                        Engine::RowBlock => row_block::run_forward(set, problem, rows, out, lse),
+                        Engine::Householder => householder::run_forward(set, problem, rows, out, lse),
+                    }
                 }
                 #[inline(never)]
-                fn tiled_backward(
+                fn attention_backward(
                     set: InstructionSet,
                     problem: &AttentionProblem<$number>,
                     saved: AttentionSaved<$number>,
                     gradients: AttentionGradients<$number>,
                 ) {
-                    tiled::run_backward(set, problem, saved, gradients);
-                }
-                #[inline(never)]
-                fn row_block_forward(
-                    set: InstructionSet,
-                    problem: &AttentionProblem<$number>,
-                    rows: [View<$number>; 3],
-                    out: ViewMut<$number>,
-                    lse: &mut [$number],
-                ) {
-                    row_block::run_forward(set, problem, rows, out, lse);
-                }
-                #[inline(never)]
-                fn row_block_backward(
-                    set: InstructionSet,
-                    problem: &AttentionProblem<$number>,
-                    saved: AttentionSaved<$number>,
-                    gradients: AttentionGradients<$number>,
-                ) {
-                    row_block::run_backward(set, problem, saved, gradients);
+                    match problem.engine() {
+                        Engine::Tiled => tiled::run_backward(set, problem, saved, gradients),
+                        Engine::RowBlock => row_block::run_backward(set, problem, saved, gradients),
+                        Engine::Householder => householder::run_backward(set, problem, saved, gradients),
+                    }
                 }
                 #[inline(never)]
                 fn masked_sums(
@@ -143,25 +121,6 @@ macro_rules! compiled {
                     rows: [View<$number>; 2],
                 ) -> Vec<f64> {
                     row_block::run_masked_sums(set, problem, rows)
-                }
-                #[inline(never)]
-                fn householder_forward(
-                    set: InstructionSet,
-                    problem: &AttentionProblem<$number>,
-                    rows: [View<$number>; 3],
-                    out: ViewMut<$number>,
-                    lse: &mut [$number],
-                ) {
-                    householder::run_forward(set, problem, rows, out, lse);
-                }
-                #[inline(never)]
-                fn householder_backward(
-                    set: InstructionSet,
-                    problem: &AttentionProblem<$number>,
-                    saved: AttentionSaved<$number>,
-                    gradients: AttentionGradients<$number>,
-                ) {
-                    householder::run_backward(set, problem, saved, gradients);
                 }
                 #[inline(never)]
                 fn householder_rewrite(

@@ -14,7 +14,7 @@ mod naive;
 
 use super::{
     AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, DocumentSegment, KeyInterval, Mask,
-    ScoreTable, ScoreTransform, Strides, View, ViewMut, tiled,
+    ScoreTable, ScoreTransform, Strides, View, ViewMut,
 };
 use crate::Number;
 use crate::forms::Sides;
@@ -69,12 +69,12 @@ pub fn forward<T: Number>(
     check(problem);
     let AttentionDims { batch, heads, queries, value_dim, .. } = problem.dims;
     let ([q, k], [far_q, far_k]) = (rows.near, rows.far);
-    tiled::forward(&near_keys(problem, window), q, k, rows.v, out.starting_at(0, 0), lse);
+    super::forward(&near_keys(problem, window), q, k, rows.v, out.starting_at(0, 0), lse);
     let Some(intervals) = far_keys(problem, window) else { return };
     let strides = Strides { batch: heads * queries * value_dim, head: queries * value_dim, row: value_dim };
     let (mut far_out, mut far_lse) = (vec![T::ZERO; batch * strides.batch], vec![T::ZERO; batch * heads * queries]);
     let to = ViewMut::new(&mut far_out, strides);
-    tiled::forward(&far_problem(problem, &intervals), far_q, far_k, rows.v, to, &mut far_lse);
+    super::forward(&far_problem(problem, &intervals), far_q, far_k, rows.v, to, &mut far_lse);
     workers::for_each_task(lse.chunks_mut(queries.max(1)), |unit, lse| {
         for (query, lse) in lse.iter_mut().enumerate() {
             let row = unit * queries + query;
@@ -128,7 +128,7 @@ pub fn backward<T: Number>(
     let [of_near, of_far] = [rows.near, rows.far].map(|[q, k]| AttentionSaved { q, k, v: rows.v, out, lse, d_out });
     let [d_q, d_k] = near;
     let d_near = AttentionGradients { d_sinks, ..AttentionGradients::of_rows(d_q, d_k, d_v.starting_at(0, 0)) };
-    tiled::backward(&near_keys(problem, window), of_near, d_near);
+    super::backward(&near_keys(problem, window), of_near, d_near);
     let Some(intervals) = far_keys(problem, window) else {
         d_far_q.fill([batch, heads, queries, head_dim], T::ZERO);
         d_far_k.fill([batch, kv_heads, keys, head_dim], T::ZERO);
@@ -138,7 +138,7 @@ pub fn backward<T: Number>(
     let mut d_far_v = vec![T::ZERO; batch * kv_heads * keys * value_dim];
     let d_far = AttentionGradients::of_rows(d_far_q, d_far_k, ViewMut::new(&mut d_far_v, strides));
     let far = AttentionProblem { sinks: problem.sinks, ..far_problem(problem, &intervals) };
-    tiled::backward(&far, of_far, d_far);
+    super::backward(&far, of_far, d_far);
     workers::for_each_number(batch * kv_heads, &|unit| {
         for (key, from) in d_far_v[unit * strides.head..][..strides.head].chunks_exact(value_dim).enumerate() {
             // SAFETY: the view is checked, and this item alone writes this head now.

@@ -49,33 +49,6 @@ pub(super) use rewrite::run_rewrite;
 /// Tokens of a tile of keys and of a block of queries.
 pub const TILE: usize = 64;
 
-/// Writes `out` and, for the backward, `lse` (`[B, H, Q]`, minus infinity for a fully masked row).
-///
-/// # Panics
-/// If a slice does not fit the sizes of `problem`, or its scores are not by Householder products.
-pub fn forward<T: Number>(
-    problem: &AttentionProblem<T>,
-    q: View<T>,
-    k: View<T>,
-    v: View<T>,
-    out: ViewMut<T>,
-    lse: &mut [T],
-) {
-    forward_with(InstructionSet::current(), problem, q, k, v, out, lse);
-}
-
-pub(super) fn forward_with<T: Number>(
-    set: InstructionSet,
-    problem: &AttentionProblem<T>,
-    q: View<T>,
-    k: View<T>,
-    v: View<T>,
-    out: ViewMut<T>,
-    lse: &mut [T],
-) {
-    T::householder_forward(set, problem, [q, k, v], out, lse);
-}
-
 pub(super) fn run_forward<T: Number>(
     set: InstructionSet,
     problem: &AttentionProblem<T>,
@@ -86,23 +59,6 @@ pub(super) fn run_forward<T: Number>(
     problem.check_forward(rows, &out, lse);
     let inputs = HouseholderInputs::new(problem, rows);
     T::dispatch(set, forward::HouseholderForward { inputs, out, lse });
-}
-
-/// Writes every gradient of [`forward()`], given its results and the gradient of `out`.
-///
-/// # Panics
-/// If a slice does not fit the sizes of `problem`, two gradients share an element, or the scores are not by Householder products.
-pub fn backward<T: Number>(problem: &AttentionProblem<T>, saved: AttentionSaved<T>, gradients: AttentionGradients<T>) {
-    backward_with(InstructionSet::current(), problem, saved, gradients);
-}
-
-pub(super) fn backward_with<T: Number>(
-    set: InstructionSet,
-    problem: &AttentionProblem<T>,
-    saved: AttentionSaved<T>,
-    gradients: AttentionGradients<T>,
-) {
-    T::householder_backward(set, problem, saved, gradients);
 }
 
 pub(super) fn run_backward<T: Number>(
@@ -146,7 +102,7 @@ struct HouseholderInputs<'a, T> {
 impl<'a, T: Number> HouseholderInputs<'a, T> {
     fn new(problem: &AttentionProblem<'a, T>, [q, k, v]: [View<'a, T>; 3]) -> HouseholderInputs<'a, T> {
         let ScoreTransform::Householder(path) = problem.scores else {
-            panic!("attention::householder takes Householder products; attention::forward takes all scores")
+            panic!("the scores are not by Householder products")
         };
         HouseholderInputs { problem: *problem, path, q, k, v }
     }

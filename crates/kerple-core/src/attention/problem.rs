@@ -299,21 +299,10 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
         (self.stick_breaking()?.remainder && key < self.length(0)).then_some(key)
     }
 
-    /// The tables, for an engine that takes nothing else.
+    /// The tables, where scores are by nothing else.
     pub(super) fn tables(&self) -> ScoreTable<'a, T> {
-        match self.scores {
-            ScoreTransform::Table(table) => table,
-            ScoreTransform::Mod(map) => panic!(
-                "{map:?}: this engine takes distance tables; \
-                attention::row_block takes score modifications"
-            ),
-            ScoreTransform::Path(_) => {
-                panic!("this engine takes distance tables; attention::row_block takes biases of paths")
-            }
-            ScoreTransform::Householder(_) => {
-                panic!("this engine takes distance tables; attention::householder takes Householder products")
-            }
-        }
+        let ScoreTransform::Table(table) = self.scores else { panic!("the scores are not by distance tables") };
+        table
     }
 
     /// Columns of a table's row.

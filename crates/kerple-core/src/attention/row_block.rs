@@ -64,33 +64,6 @@ const ROWS: [usize; 2] = [128, 48];
 /// rather has many rows than many keys.
 const KEYS: usize = 64;
 
-/// Writes `out` and, for the backward, `lse` (`[B, H, Q]`, minus infinity for a fully masked row).
-///
-/// # Panics
-/// If a slice does not fit the sizes of `problem`, or its scores are by distance tables.
-pub fn forward<T: Number>(
-    problem: &AttentionProblem<T>,
-    q: View<T>,
-    k: View<T>,
-    v: View<T>,
-    out: ViewMut<T>,
-    lse: &mut [T],
-) {
-    forward_with(InstructionSet::current(), problem, q, k, v, out, lse);
-}
-
-pub(super) fn forward_with<T: Number>(
-    set: InstructionSet,
-    problem: &AttentionProblem<T>,
-    q: View<T>,
-    k: View<T>,
-    v: View<T>,
-    out: ViewMut<T>,
-    lse: &mut [T],
-) {
-    T::row_block_forward(set, problem, [q, k, v], out, lse);
-}
-
 pub(super) fn run_forward<T: Number>(
     set: InstructionSet,
     problem: &AttentionProblem<T>,
@@ -102,24 +75,6 @@ pub(super) fn run_forward<T: Number>(
     let table = TableMod::of(problem, [false; 2]);
     let inputs = RowBlockInputs::new(problem, rows, table.as_ref());
     T::dispatch(set, forward::RowBlockForward { inputs, out, lse });
-}
-
-/// Writes every gradient of [`forward()`], given its results and the gradient of `out`.
-///
-/// # Panics
-/// If a slice does not fit the sizes of `problem`, two gradients share an element, or the scores
-/// are by distance tables.
-pub fn backward<T: Number>(problem: &AttentionProblem<T>, saved: AttentionSaved<T>, gradients: AttentionGradients<T>) {
-    backward_with(InstructionSet::current(), problem, saved, gradients);
-}
-
-pub(super) fn backward_with<T: Number>(
-    set: InstructionSet,
-    problem: &AttentionProblem<T>,
-    saved: AttentionSaved<T>,
-    gradients: AttentionGradients<T>,
-) {
-    T::row_block_backward(set, problem, saved, gradients);
 }
 
 pub(super) fn run_backward<T: Number>(
@@ -210,11 +165,6 @@ impl<'a, T: Number> RowBlockInputs<'a, T> {
         [q, k, v]: [View<'a, T>; 3],
         table: Option<&'a TableMod<'a, T>>,
     ) -> RowBlockInputs<'a, T> {
-        assert!(
-            problem.selection.is_some() || matches!(problem.scores, ScoreTransform::Mod(_) | ScoreTransform::Path(_)),
-            "attention::row_block takes score modifications and biases of paths; attention::tiled takes distance tables, \
-            attention::householder Householder products"
-        );
         let scores = table.map_or(problem.scores, |table| ScoreTransform::Mod(table));
         RowBlockInputs { problem: AttentionProblem { scores, ..*problem }, table: table.copied(), q, k, v }
     }

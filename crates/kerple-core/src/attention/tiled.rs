@@ -40,34 +40,6 @@ use super::{AttentionGradients, AttentionProblem, AttentionSaved, View, ViewMut}
 use crate::Number;
 use crate::cpu::InstructionSet;
 
-/// Writes `out` and, for the backward, `lse` (`[B, H, Q]`, minus infinity for a fully masked row).
-///
-/// # Panics
-/// If a slice does not fit the sizes of `problem`.
-pub fn forward<T: Number>(
-    problem: &AttentionProblem<T>,
-    q: View<T>,
-    k: View<T>,
-    v: View<T>,
-    out: ViewMut<T>,
-    lse: &mut [T],
-) {
-    forward_with(InstructionSet::current(), problem, q, k, v, out, lse);
-}
-
-/// [`forward()`] with a chosen instruction set; one that the CPU lacks falls back to [`InstructionSet::Portable`].
-pub fn forward_with<T: Number>(
-    set: InstructionSet,
-    problem: &AttentionProblem<T>,
-    q: View<T>,
-    k: View<T>,
-    v: View<T>,
-    out: ViewMut<T>,
-    lse: &mut [T],
-) {
-    T::tiled_forward(set, problem, [q, k, v], out, lse);
-}
-
 pub(super) fn run_forward<T: Number>(
     set: InstructionSet,
     problem: &AttentionProblem<T>,
@@ -77,24 +49,6 @@ pub(super) fn run_forward<T: Number>(
 ) {
     problem.check_forward(rows, &out, lse);
     T::dispatch(set, forward::TiledForward::new(problem, rows, out, lse));
-}
-
-/// Writes every gradient of [`forward()`], given its results and the gradient of `out`.
-///
-/// # Panics
-/// If a slice does not fit the sizes of `problem`, or two gradients share an element.
-pub fn backward<T: Number>(problem: &AttentionProblem<T>, saved: AttentionSaved<T>, gradients: AttentionGradients<T>) {
-    backward_with(InstructionSet::current(), problem, saved, gradients);
-}
-
-/// [`backward()`] with a chosen instruction set, as in [`forward_with`].
-pub fn backward_with<T: Number>(
-    set: InstructionSet,
-    problem: &AttentionProblem<T>,
-    saved: AttentionSaved<T>,
-    gradients: AttentionGradients<T>,
-) {
-    T::tiled_backward(set, problem, saved, gradients);
 }
 
 pub(super) fn run_backward<T: Number>(

@@ -1,7 +1,8 @@
 //! Attention with tables or with FIRE's bias on GPUs, by the kernels of [`kerple_gpu::attention`].
 
 use super::cumsum::{GateCumsum, running_sums};
-use super::{AttentionOp, BiasInputs};
+use super::op::AttentionOp;
+use super::score_inputs::BiasInputs;
 use crate::attention_context::{AttentionBias, ScoreContext};
 use crate::custom_op::{BackwardContext, GpuOp, OpOutput, SavedForBackward, array, like, of_shape, tensor};
 use burn::backend::DispatchDevice;

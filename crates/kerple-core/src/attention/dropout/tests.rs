@@ -101,9 +101,9 @@ fn rates_at_the_ends() {
 fn close(case: &Case, what: &str) {
     let case = case.clone().rounded();
     let expected = case.naive();
-    assert_close(&case, &case.tiled_f64(), &expected, 1e-12, what); // f64 carries 1e-16; sums over a few hundred pairs lose some digits
+    assert_close(&case, &case.in_f64(), &expected, 1e-12, what); // f64 carries 1e-16; sums over a few hundred pairs lose some digits
     for set in InstructionSet::available() {
-        assert_close(&case, &case.tiled_f32(set), &expected, 3e-5, what); // f32 carries 6e-8, likewise, and times 1 / (1 - rate)
+        assert_close(&case, &case.in_f32(set), &expected, 3e-5, what); // f32 carries 6e-8, likewise, and times 1 / (1 - rate)
     }
 }
 

@@ -1,48 +1,9 @@
 //! The engine against the definition, on every instruction set this CPU has.
 
-use super::{backward_with, forward_with};
-use crate::Number;
-use crate::attention::tests::{Case, Engine, Outcome, assert_close, dims, recipes};
-use crate::attention::{AttentionGradients, AttentionProblem, AttentionSaved, Mask, View, ViewMut};
+use crate::attention::Mask;
+use crate::attention::tests::{Case, Outcome, dims, recipes};
 use crate::cpu::InstructionSet;
 use proptest::prelude::*;
-
-struct Householder(InstructionSet);
-
-impl<T: Number> Engine<T> for Householder {
-    fn forward(
-        &self,
-        problem: &AttentionProblem<T>,
-        q: View<T>,
-        k: View<T>,
-        v: View<T>,
-        out: ViewMut<T>,
-        lse: &mut [T],
-    ) {
-        forward_with(self.0, problem, q, k, v, out, lse);
-    }
-    fn backward(&self, problem: &AttentionProblem<T>, saved: AttentionSaved<T>, gradients: AttentionGradients<T>) {
-        backward_with(self.0, problem, saved, gradients);
-    }
-}
-
-fn in_f32(case: &Case, set: InstructionSet) -> Outcome<f64> {
-    case.run(&Householder(set), |x| x as f32, f64::from)
-}
-
-fn in_f64(case: &Case) -> Outcome<f64> {
-    case.run(&Householder(InstructionSet::Portable), |x| x, |x| x)
-}
-
-fn assert_equals_naive(case: Case) {
-    let case = case.rounded();
-    let expected = case.naive();
-    for set in InstructionSet::available() {
-        // f32 carries 6e-8; sums over heads, a few hundred keys and features lose two digits
-        assert_close(&case, &in_f32(&case, set), &expected, 2e-5, set.name());
-    }
-    assert_close(&case, &in_f64(&case), &expected, 1e-12, "f64"); // f64 carries 1e-16, likewise
-}
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
@@ -50,7 +11,7 @@ proptest! {
     fn householder_equals_naive(recipe in recipes(), seed in any::<u64>()) {
         let case = recipe.case().square(seed).with_householder(seed);
         if case.householder.is_some() {
-            assert_equals_naive(if seed.is_multiple_of(2) { case } else { case.gated(seed) });
+            (if seed.is_multiple_of(2) { case } else { case.gated(seed) }).assert_equals_naive();
         }
     }
 }
@@ -62,8 +23,8 @@ fn blocks_equal_the_whole() {
         for window in [None, Some(1), Some(50), Some(64), Some(200)] {
             let case =
                 Case::with_mask(dims(2, 4, 2, queries, keys, 5), Mask::Causal { window }, 40).with_householder(41);
-            assert_equals_naive(case.clone().softened(true, true).gated(42));
-            assert_equals_naive(case);
+            case.clone().softened(true, true).gated(42).assert_equals_naive();
+            case.assert_equals_naive();
         }
     }
 }
@@ -72,7 +33,7 @@ fn blocks_equal_the_whole() {
 fn what_is_dropped_is_what_the_definition_drops() {
     for (queries, window) in [(60, None), (1, None), (131, Some(90))] {
         let case = Case::with_mask(dims(2, 4, 2, queries, 131, 5), Mask::Causal { window }, 46).dropped(0.3, 47);
-        assert_equals_naive(case.with_householder(48).softened(false, true).gated(49));
+        case.with_householder(48).softened(false, true).gated(49).assert_equals_naive();
     }
 }
 
@@ -86,7 +47,7 @@ fn threads_do_not_change_a_bit() {
         for set in InstructionSet::available() {
             let on = |threads| {
                 let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-                pool.install(|| in_f32(&case, set))
+                pool.install(|| case.in_f32(set))
             };
             let one = on(1);
             assert!(one == on(2) && one == on(3) && one == on(7), "{set:?} {:?}", case.dims);
@@ -99,7 +60,7 @@ fn rows_that_see_nothing_are_zero() {
     let mut case = Case::new(dims(2, 2, 1, 70, 90, 4), 47).with_householder(48);
     case.lengths = Some(vec![90, 0]); // the second sequence is padding
     for set in InstructionSet::available() {
-        let outcome = in_f32(&case, set);
+        let outcome = case.in_f32(set);
         let Outcome { out, d_q, d_k, d_v, lse, d_directions, d_strengths, .. } = outcome;
         assert!(lse[2 * 70..].iter().all(|&x| x == f64::NEG_INFINITY), "{set:?}");
         for values in [out, d_q, d_k, d_v, d_directions, d_strengths] {
@@ -116,17 +77,11 @@ fn nan_shows_in_every_row_that_sees_it() {
     key.k[70 * 20 + 3] = f64::NAN;
     direction.householder.as_mut().unwrap().directions[70 * 20 + 3] = f64::NAN;
     for case in [key, direction] {
-        let engines = InstructionSet::available().map(|set| in_f32(&case, set)).chain([in_f64(&case), case.naive()]);
+        let engines = InstructionSet::available().map(|set| case.in_f32(set)).chain([case.in_f64(), case.naive()]);
         for outcome in engines {
             for (row, out) in outcome.out.chunks(20).enumerate() {
                 assert!(out.iter().all(|x| x.is_nan()) || row % 150 < 70, "row {row}");
             }
         }
     }
-}
-
-#[test]
-#[should_panic(expected = "attention::householder takes Householder products")]
-fn tables_are_refused() {
-    in_f64(&Case::new(dims(1, 1, 1, 3, 3, 2), 51));
 }

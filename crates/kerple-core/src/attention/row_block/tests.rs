@@ -1,54 +1,15 @@
 //! The engine against the definition, on every instruction set this CPU has.
 
-use super::{backward_with, forward_with};
-use crate::Number;
-use crate::attention::tests::{Case, Engine, Mix, Outcome, assert_close, dims, recipes};
-use crate::attention::{AttentionGradients, AttentionProblem, AttentionSaved, Mask, PackedDocuments, View, ViewMut};
+use crate::attention::tests::{Case, Mix, Outcome, assert_close, dims, recipes};
+use crate::attention::{Mask, PackedDocuments};
 use crate::cpu::InstructionSet;
 use proptest::prelude::*;
-
-struct RowBlock(InstructionSet);
-
-impl<T: Number> Engine<T> for RowBlock {
-    fn forward(
-        &self,
-        problem: &AttentionProblem<T>,
-        q: View<T>,
-        k: View<T>,
-        v: View<T>,
-        out: ViewMut<T>,
-        lse: &mut [T],
-    ) {
-        forward_with(self.0, problem, q, k, v, out, lse);
-    }
-    fn backward(&self, problem: &AttentionProblem<T>, saved: AttentionSaved<T>, gradients: AttentionGradients<T>) {
-        backward_with(self.0, problem, saved, gradients);
-    }
-}
-
-fn in_f32(case: &Case, set: InstructionSet) -> Outcome<f64> {
-    case.run(&RowBlock(set), |x| x as f32, f64::from)
-}
-
-fn in_f64(case: &Case) -> Outcome<f64> {
-    case.run(&RowBlock(InstructionSet::Portable), |x| x, |x| x)
-}
-
-fn assert_row_block_equals_naive(case: Case) {
-    let case = case.rounded();
-    let expected = case.naive();
-    for set in InstructionSet::available() {
-        // f32 carries 6e-8; sums over heads, a few hundred keys and features lose two digits
-        assert_close(&case, &in_f32(&case, set), &expected, 2e-5, set.name());
-    }
-    assert_close(&case, &in_f64(&case), &expected, 1e-12, "f64"); // f64 carries 1e-16, likewise
-}
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
     #[test]
     fn row_block_equals_naive(recipe in recipes(), seed in any::<u64>()) {
-        assert_row_block_equals_naive(recipe.case().square(seed).mapped(seed));
+        recipe.case().square(seed).mapped(seed).assert_equals_naive();
     }
 }
 
@@ -58,7 +19,7 @@ proptest! {
     fn paths_equal_naive(recipe in recipes(), seed in any::<u64>()) {
         let case = recipe.case().square(seed).with_path(1 + seed as usize % 19, seed);
         if case.path.is_some() {
-            assert_row_block_equals_naive(case);
+            case.assert_equals_naive();
         }
     }
 }
@@ -70,7 +31,7 @@ fn paths_in_blocks_equal_the_whole() {
         for window in [None, Some(1), Some(50), Some(64), Some(200)] {
             for seed in [40, 41] {
                 let case = Case::with_mask(dims(2, 4, 2, queries, keys, 5), Mask::Causal { window }, 40);
-                assert_row_block_equals_naive(case.softened(seed == 40, true).with_path(8, seed));
+                case.softened(seed == 40, true).with_path(8, seed).assert_equals_naive();
             }
         }
     }
@@ -87,7 +48,7 @@ fn blocks_equal_the_whole() {
             Mask::Bidirectional { window: Some(7) },
         ] {
             for seed in [40, 41] {
-                assert_row_block_equals_naive(Case::with_mask(dims(2, 4, 2, queries, keys, 5), mask, 40).mapped(seed));
+                Case::with_mask(dims(2, 4, 2, queries, keys, 5), mask, 40).mapped(seed).assert_equals_naive();
             }
         }
     }
@@ -99,7 +60,7 @@ proptest! {
     fn selections_equal_naive(recipe in recipes(), seed in any::<u64>()) {
         if let Some(case) = recipe.case().square(seed).selective(seed) {
             let mapped = seed.is_multiple_of(3);
-            assert_row_block_equals_naive(if mapped { case.mapped(seed / 3) } else { case });
+            (if mapped { case.mapped(seed / 3) } else { case }).assert_equals_naive();
         }
     }
 }
@@ -112,8 +73,8 @@ fn selections_in_blocks_equal_the_whole() {
             for seed in [40, 41] {
                 let case = Case::with_mask(dims(2, 4, 2, queries, keys, 5), Mask::Causal { window }, 40);
                 let case = case.softened(seed == 40, true).selective(seed).unwrap();
-                assert_row_block_equals_naive(case.clone());
-                assert_row_block_equals_naive(case.mapped(seed));
+                case.clone().assert_equals_naive();
+                case.mapped(seed).assert_equals_naive();
             }
         }
     }
@@ -124,9 +85,9 @@ fn what_is_dropped_is_what_the_definition_drops() {
     for (queries, mask) in [(60, Mask::CAUSAL), (1, Mask::CAUSAL), (131, Mask::Bidirectional { window: Some(90) })] {
         for seed in [44, 45] {
             let case = Case::with_mask(dims(2, 4, 2, queries, 131, 5), mask, 46).dropped(0.3, 47);
-            assert_row_block_equals_naive(case.clone().mapped(seed));
+            case.clone().mapped(seed).assert_equals_naive();
             if mask == Mask::CAUSAL {
-                assert_row_block_equals_naive(case.with_path(4, seed));
+                case.with_path(4, seed).assert_equals_naive();
             }
         }
     }
@@ -140,7 +101,7 @@ fn the_identity_map_is_plain_attention() {
         let mut mapped = plain.clone();
         mapped.map = Some(Mix::identity(&plain));
         for set in InstructionSet::available() {
-            let (mut plain, mut mapped) = (plain.tiled_f32(set), in_f32(&mapped, set));
+            let (mut plain, mut mapped) = (plain.in_f32(set), mapped.in_f32(set));
             for outcome in [&mut plain, &mut mapped] {
                 (outcome.d_bias, outcome.d_weight, outcome.d_score_mod) = (vec![], vec![], vec![]);
             }
@@ -165,7 +126,7 @@ fn threads_do_not_change_a_bit() {
         for set in InstructionSet::available() {
             let on = |threads| {
                 let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-                pool.install(|| in_f32(&case, set))
+                pool.install(|| case.in_f32(set))
             };
             let one = on(1);
             assert!(one == on(2) && one == on(3) && one == on(7), "{set:?} {:?}", case.dims);
@@ -178,7 +139,7 @@ fn rows_that_see_nothing_are_zero() {
     let mut case = Case::new(dims(2, 2, 1, 70, 30, 4), 47).mapped(48); // queries 0..40 sit before every key
     case.lengths = Some(vec![30, 0]); // and the second sequence is padding
     for set in InstructionSet::available() {
-        let Outcome { out, d_q, d_k, d_v, lse, .. } = in_f32(&case, set);
+        let Outcome { out, d_q, d_k, d_v, lse, .. } = case.in_f32(set);
         let head = 70 * 4;
         for (h, (out, d_q)) in out.chunks(head).zip(d_q.chunks(head)).enumerate() {
             let unseen = if h < 2 { 40 * 4 } else { head };
@@ -196,7 +157,7 @@ fn nan_shows_in_every_row_that_sees_it() {
     for queries in [1, 150] {
         let mut case = Case::new(dims(1, 2, 1, queries, 150, 20), 49).mapped(queries as u64);
         case.k[70 * 20 + 3] = f64::NAN;
-        let engines = InstructionSet::available().map(|set| in_f32(&case, set)).chain([in_f64(&case), case.naive()]);
+        let engines = InstructionSet::available().map(|set| case.in_f32(set)).chain([case.in_f64(), case.naive()]);
         for outcome in engines {
             for (row, out) in outcome.out.chunks(20).enumerate() {
                 let seen = 150 - queries + row % queries >= 70;
@@ -206,44 +167,14 @@ fn nan_shows_in_every_row_that_sees_it() {
     }
 }
 
-#[test]
-#[should_panic(expected = "attention::tiled takes distance tables")]
-fn tables_are_refused() {
-    in_f64(&Case::new(dims(1, 1, 1, 3, 3, 2), 51));
-}
-
-#[test]
-fn the_general_entry_takes_tables_and_maps() {
-    struct Either;
-    impl<T: Number> Engine<T> for Either {
-        fn forward(
-            &self,
-            problem: &AttentionProblem<T>,
-            q: View<T>,
-            k: View<T>,
-            v: View<T>,
-            out: ViewMut<T>,
-            lse: &mut [T],
-        ) {
-            crate::attention::forward(problem, q, k, v, out, lse);
-        }
-        fn backward(&self, problem: &AttentionProblem<T>, saved: AttentionSaved<T>, gradients: AttentionGradients<T>) {
-            crate::attention::backward(problem, saved, gradients);
-        }
-    }
-    for case in [Case::new(dims(1, 2, 1, 30, 40, 8), 52), Case::new(dims(1, 2, 1, 30, 40, 8), 52).mapped(53)] {
-        assert_close(&case, &case.run(&Either, |x| x, |x| x), &case.naive(), 1e-12, "either");
-    }
-}
-
 /// Query heads of a key head are computed apart from the others, with the weights that the definition drops of them.
 #[test]
 fn a_path_drops_what_the_definition_drops() {
     let mask = Mask::Causal { window: Some(70) };
     let case = Case::with_mask(dims(2, 6, 2, 99, 203, 5), mask, 71).softened(true, true);
-    assert_row_block_equals_naive(case.with_path(3, 72).dropped(0.3, 73));
+    case.with_path(3, 72).dropped(0.3, 73).assert_equals_naive();
     let mut packed = Case::new(dims(2, 4, 2, 150, 150, 4), 74);
     let ids: Vec<i64> = (0..2).flat_map(|row| (0..150).map(move |at| i64::from(at > 80 + row))).collect();
     packed.documents = Some(PackedDocuments::from_ids(&ids, 2).unwrap());
-    assert_row_block_equals_naive(packed.with_path(4, 75).dropped(0.4, 76));
+    packed.with_path(4, 75).dropped(0.4, 76).assert_equals_naive();
 }

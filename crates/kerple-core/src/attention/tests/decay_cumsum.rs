@@ -49,7 +49,7 @@ proptest! {
             2 => case.gated(seed),
             _ => case.with_relative(1 + seed as usize % 9, 1 + seed as usize % 230, seed),
         };
-        case.fading(seed).assert_tiled_equals_naive();
+        case.fading(seed).assert_equals_naive();
     }
 }
 
@@ -57,11 +57,11 @@ proptest! {
 fn long_rows_cross_many_tiles() {
     for window in [None, Some(1), Some(150), Some(400)] {
         let case = Case::with_mask(dims(2, 4, 2, 500, 500, 16), Mask::Causal { window }, 3).softened(true, true);
-        case.clone().fading(4).assert_tiled_equals_naive();
-        case.clone().dropped(0.3, 8).fading(5).assert_tiled_equals_naive();
-        Case { lengths: Some(vec![333, 0]), ..case }.fading(6).assert_tiled_equals_naive();
+        case.clone().fading(4).assert_equals_naive();
+        case.clone().dropped(0.3, 8).fading(5).assert_equals_naive();
+        Case { lengths: Some(vec![333, 0]), ..case }.fading(6).assert_equals_naive();
     }
-    Case::new(dims(1, 2, 1, 130, 611, 70), 7).fading(8).assert_tiled_equals_naive();
+    Case::new(dims(1, 2, 1, 130, 611, 70), 7).fading(8).assert_equals_naive();
 }
 
 #[test]
@@ -86,12 +86,12 @@ fn constants_change_nothing() {
         moved.sums_mut().iter_mut().for_each(|sum| *sum -= by);
         for set in InstructionSet::available() {
             // f32 carries 6e-8, f64 1e-10 of differences of a million
-            assert_close(&case, &moved.tiled_f32(set), &expected, 1e-5, set.name());
+            assert_close(&case, &moved.in_f32(set), &expected, 1e-5, set.name());
         }
-        assert_close(&case, &moved.tiled_f64(), &expected, 1e-8, "f64");
+        assert_close(&case, &moved.in_f64(), &expected, 1e-8, "f64");
     }
     let (keys, head_dim) = (case.dims.keys, case.dims.head_dim);
-    for of_head in case.tiled_f64().d_decay_cumsum.chunks_exact(keys * head_dim) {
+    for of_head in case.in_f64().d_decay_cumsum.chunks_exact(keys * head_dim) {
         for feature in 0..head_dim {
             let all: Vec<f64> = of_head.iter().skip(feature).step_by(head_dim).copied().collect();
             let size: f64 = all.iter().map(|d| d.abs()).sum();
@@ -112,11 +112,11 @@ fn constant_decays_are_those_of_distances() {
         (0..4).flat_map(|_| of_head()).collect()
     };
     let by_content = Case { decay_cumsum: Some(sums(&rates)), ..case.clone() };
-    let (mut got, expected) = (by_content.tiled_f64(), constant.naive());
+    let (mut got, expected) = (by_content.in_f64(), constant.naive());
     got.d_decay_cumsum.clear();
     assert_close(&case, &got, &expected, 1e-12, "constant");
     let still = Case { decay_cumsum: Some(sums(&[0.0; 8])), ..case.clone() };
-    let mut got = still.tiled_f64();
+    let mut got = still.in_f64();
     got.d_decay_cumsum.clear();
     assert_close(&case, &got, &case.naive(), 1e-12, "still");
 }
@@ -131,7 +131,7 @@ fn resets_are_exact_at_every_place_of_a_tile() {
             for (place, sum) in case.sums_mut().iter_mut().enumerate() {
                 *sum = -0.001 * (place / head_dim) as f64 + if place / head_dim >= at { gate } else { 0.0 };
             }
-            case.assert_tiled_equals_naive();
+            case.assert_equals_naive();
         }
     }
 }
@@ -147,10 +147,10 @@ fn a_million_keys_are_as_exact_as_ten() {
         let expected = case.naive();
         for set in InstructionSet::available() {
             // f32 carries 6e-8; the sums over ten thousand tiles lose two digits
-            assert_close(&case, &case.tiled_f32(set), &expected, 1e-5, set.name());
+            assert_close(&case, &case.in_f32(set), &expected, 1e-5, set.name());
         }
         // f64 carries 1e-10 of differences of a million
-        assert_close(&case, &case.tiled_f64(), &expected, 1e-8, "f64");
+        assert_close(&case, &case.in_f64(), &expected, 1e-8, "f64");
     }
 }
 
@@ -159,7 +159,7 @@ fn threads_change_no_bit() {
     let case = Case::new(dims(2, 4, 2, 420, 420, 24), 51).fading(52).rounded();
     let run = |threads: usize| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-        pool.install(|| case.tiled_f32(InstructionSet::current()))
+        pool.install(|| case.in_f32(InstructionSet::current()))
     };
     let alone = run(1);
     assert!([2, 5].into_iter().all(|threads| run(threads) == alone));
@@ -170,5 +170,5 @@ fn threads_change_no_bit() {
 fn sums_that_increase_panic() {
     let mut case = Case::new(dims(1, 2, 2, 6, 6, 2), 61).fading(62);
     case.sums_mut()[(6 + 3) * 2 + 1] = 0.0;
-    case.tiled_f64();
+    case.in_f64();
 }

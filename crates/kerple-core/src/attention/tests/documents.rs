@@ -2,57 +2,12 @@
 
 use super::PositionCase;
 use super::{
-    Case, Engine, HouseholderCase, Outcome, PathCase, RelativeCase, assert_close, assert_gradients_match_differences,
-    dims,
+    Case, HouseholderCase, Outcome, PathCase, RelativeCase, assert_close, assert_gradients_match_differences, dims,
 };
-use crate::Number;
-use crate::attention::{
-    AttentionGradients, AttentionProblem, AttentionSaved, DocumentSegment, Mask, PackedDocuments, ScoreTransform, View,
-    ViewMut, householder, row_block, tiled,
-};
+use crate::attention::{DocumentSegment, Mask, PackedDocuments};
 use crate::cpu::InstructionSet;
 use proptest::collection::vec;
 use proptest::prelude::*;
-
-/// The engine for the scores of the problem.
-struct Chosen(InstructionSet);
-
-impl<T: Number> Engine<T> for Chosen {
-    fn forward(
-        &self,
-        problem: &AttentionProblem<T>,
-        q: View<T>,
-        k: View<T>,
-        v: View<T>,
-        out: ViewMut<T>,
-        lse: &mut [T],
-    ) {
-        match problem.scores {
-            ScoreTransform::Table(_) => tiled::forward_with(self.0, problem, q, k, v, out, lse),
-            ScoreTransform::Mod(_) | ScoreTransform::Path(_) => {
-                row_block::forward_with(self.0, problem, q, k, v, out, lse)
-            }
-            ScoreTransform::Householder(_) => householder::forward_with(self.0, problem, q, k, v, out, lse),
-        }
-    }
-    fn backward(&self, problem: &AttentionProblem<T>, saved: AttentionSaved<T>, gradients: AttentionGradients<T>) {
-        match problem.scores {
-            ScoreTransform::Table(_) => tiled::backward_with(self.0, problem, saved, gradients),
-            ScoreTransform::Mod(_) | ScoreTransform::Path(_) => {
-                row_block::backward_with(self.0, problem, saved, gradients)
-            }
-            ScoreTransform::Householder(_) => householder::backward_with(self.0, problem, saved, gradients),
-        }
-    }
-}
-
-fn in_f32(case: &Case, set: InstructionSet) -> Outcome<f64> {
-    case.run(&Chosen(set), |x| x as f32, f64::from)
-}
-
-fn in_f64(case: &Case) -> Outcome<f64> {
-    case.run(&Chosen(InstructionSet::Portable), |x| x, |x| x)
-}
 
 /// Rows `first..first + count` of a row of `[B, H, rows, width]`.
 fn rows<T: Copy>(values: &[T], row: usize, heads: usize, of: [usize; 2], first: usize, count: usize) -> Vec<T> {
@@ -294,15 +249,15 @@ proptest! {
     fn packed_documents_have_the_bits_they_have_alone(recipe in packed_recipes()) {
         let case = recipe.case();
         for set in InstructionSet::available() {
-            assert_packed_equals_alone(&case, f64::from(f32::EPSILON), |case| in_f32(case, set));
+            assert_packed_equals_alone(&case, f64::from(f32::EPSILON), |case| case.in_f32(set));
         }
-        assert_packed_equals_alone(&case, f64::EPSILON, in_f64);
+        assert_packed_equals_alone(&case, f64::EPSILON, Case::in_f64);
         let expected = case.naive();
         for set in InstructionSet::available() {
             // as for a document alone, see the tests of the engines
-            assert_close(&case, &in_f32(&case, set), &expected, 2e-5, set.name());
+            assert_close(&case, &case.in_f32(set), &expected, 2e-5, set.name());
         }
-        assert_close(&case, &in_f64(&case), &expected, 1e-12, "f64");
+        assert_close(&case, &case.in_f64(), &expected, 1e-12, "f64");
     }
 
     #[test]
@@ -318,8 +273,8 @@ proptest! {
         let whole = whole.last_queries(case.dims.queries).unwrap();
         let packed = Case { documents: Some(whole), ..case.clone() };
         let set = InstructionSet::current();
-        prop_assert_eq!(in_f32(&packed, set), in_f32(&case, set));
-        prop_assert_eq!(in_f64(&packed), in_f64(&case));
+        prop_assert_eq!(packed.in_f32(set), case.in_f32(set));
+        prop_assert_eq!(packed.in_f64(), case.in_f64());
         prop_assert_eq!(packed.naive(), case.naive());
     }
 }
@@ -346,7 +301,7 @@ fn padding_after_one_document_is_a_length() {
             }
             let lengths = Case { documents: None, lengths: Some(vec![100, 0, 7]), ..case.clone() };
             let set = InstructionSet::current();
-            let (got, want) = (in_f32(&case, set), in_f32(&lengths, set));
+            let (got, want) = (case.in_f32(set), lengths.in_f32(set));
             for segment in documents.documents() {
                 let [got, want] = [&got, &want].map(|outcome| outcome.of_segment(&case, &segment));
                 assert_close_values(&got, &want);
@@ -389,7 +344,7 @@ fn a_document_of_nan_leaves_the_others_alone() {
             }
         }
         let set = InstructionSet::current();
-        let [whole, broken] = [&case, &broken].map(|case| in_f32(case, set));
+        let [whole, broken] = [&case, &broken].map(|case| case.in_f32(set));
         for segment in documents.segments().iter().filter(|segment| **segment != lost) {
             let [whole, broken] = [&whole, &broken].map(|outcome| outcome.of_segment(&case, segment));
             for ((name, whole), broken) in OWN.iter().zip(&whole).zip(&broken) {
@@ -415,7 +370,7 @@ fn bits_do_not_depend_on_the_number_of_threads() {
     ] {
         let run = |threads: usize| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-            pool.install(|| in_f32(&case, InstructionSet::current()))
+            pool.install(|| case.in_f32(InstructionSet::current()))
         };
         let alone = run(1);
         assert!([2, 5].into_iter().all(|threads| run(threads) == alone));
@@ -451,11 +406,11 @@ fn queries_and_keys_of_documents_may_differ() {
         case.documents = Some(PackedDocuments::from_cu_seqlens_qk(&queries, &keys, 112, 219).unwrap());
         let case = map.map_or(case.clone(), |seed| case.mapped(seed)).rounded();
         let set = InstructionSet::current();
-        assert_packed_equals_alone(&case, f64::from(f32::EPSILON), |case| in_f32(case, set));
-        let outcome = in_f32(&case, set);
+        assert_packed_equals_alone(&case, f64::from(f32::EPSILON), |case| case.in_f32(set));
+        let outcome = case.in_f32(set);
         let [out, _, d_q, ..] = outcome.of_segment(&case, &case.documents.as_ref().unwrap().segments()[3]);
         assert!(out.iter().chain(&d_q).all(|&value| value == 0.0), "a document without keys");
-        assert_close(&case, &in_f64(&case), &case.naive(), 1e-12, "f64");
+        assert_close(&case, &case.in_f64(), &case.naive(), 1e-12, "f64");
     }
 }
 
@@ -466,12 +421,12 @@ fn tables_reach_the_longest_document() {
     case.table_len = 9;
     case.bias = Some(vec![0.0; 4 * 9]);
     case.weight = None;
-    in_f64(&case);
+    case.in_f64();
 }
 
 #[test]
 #[should_panic(expected = "lengths and documents exclude each other")]
 fn lengths_and_documents_exclude_each_other() {
     let case = packed(&[&[7, 10, 3]], 20, Mask::CAUSAL, 3);
-    in_f64(&Case { lengths: Some(vec![20]), ..case });
+    Case { lengths: Some(vec![20]), ..case }.in_f64();
 }

@@ -1,7 +1,7 @@
 //! One interval of keys per query: the tiled engine against the definition, and against what intervals contain as cases.
 
-use super::{Case, KeyInterval, Outcome, assert_close, assert_gradients_match_differences, dims};
-use crate::attention::{Mask, PackedDocuments};
+use super::{Case, Outcome, assert_close, assert_gradients_match_differences, dims};
+use crate::attention::{KeyInterval, Mask, PackedDocuments};
 use crate::cpu::InstructionSet;
 use proptest::prelude::*;
 use rand::{RngExt, SeedableRng};
@@ -63,8 +63,8 @@ impl Case {
         self
     }
 
-    fn in_f32(&self) -> Outcome<f64> {
-        self.tiled_f32(InstructionSet::current())
+    fn in_single(&self) -> Outcome<f64> {
+        self.in_f32(InstructionSet::current())
     }
 }
 
@@ -84,7 +84,7 @@ proptest! {
             2 => case.with_relative(1 + seed as usize % 9, 1 + seed as usize % 230, seed),
             _ => Case { lengths, ..case }.gated(seed),
         };
-        case.with_intervals(KINDS[kind], seed).assert_tiled_equals_naive();
+        case.with_intervals(KINDS[kind], seed).assert_equals_naive();
     }
 }
 
@@ -92,7 +92,7 @@ proptest! {
 fn long_rows_have_tiles_that_nobody_sees() {
     for mask in [Mask::CAUSAL, Mask::BIDIRECTIONAL, Mask::Bidirectional { window: Some(150) }] {
         for kind in KINDS {
-            Case::with_mask(dims(2, 2, 1, 400, 500, 16), mask, 3).with_intervals(kind, 5).assert_tiled_equals_naive();
+            Case::with_mask(dims(2, 2, 1, 400, 500, 16), mask, 3).with_intervals(kind, 5).assert_equals_naive();
         }
         // one query that sees everything between others that see little, and a block that sees two ends
         let mut case = Case::with_mask(dims(1, 2, 1, 500, 500, 8), mask, 4).with_intervals(Intervals::Documents(20), 0);
@@ -100,7 +100,7 @@ fn long_rows_have_tiles_that_nobody_sees() {
         intervals[450] = KeyInterval { start: 0, end: 500 };
         intervals[100] = KeyInterval { start: 480, end: 490 };
         intervals[200..400].fill(KeyInterval { start: 500, end: 0 });
-        case.assert_tiled_equals_naive();
+        case.assert_equals_naive();
     }
 }
 
@@ -122,8 +122,8 @@ fn intervals_of_everything_change_no_bit() {
     for mask in [Mask::CAUSAL, Mask::Causal { window: Some(70) }, Mask::BIDIRECTIONAL] {
         let without = Case::with_mask(dims(2, 4, 2, 200, 250, 12), mask, 21).softened(true, true).rounded();
         let all = Case { intervals: Some(vec![KeyInterval { start: 0, end: 250 }; 400]), ..without.clone() };
-        assert_eq!(all.in_f32(), without.in_f32());
-        assert_eq!(all.tiled_f64(), without.tiled_f64());
+        assert_eq!(all.in_single(), without.in_single());
+        assert_eq!(all.in_f64(), without.in_f64());
     }
 }
 
@@ -139,11 +139,11 @@ fn documents_and_padding_are_intervals() {
         let packed = Case { documents: Some(documents), ..plain.clone() };
         let case = Case { intervals: Some(intervals), ..plain.clone() };
         // rounded in another order
-        assert_close(&case, &case.tiled_f64(), &packed.tiled_f64(), 1e-12, "documents");
+        assert_close(&case, &case.in_f64(), &packed.in_f64(), 1e-12, "documents");
         let ends = [150, 230].into_iter().flat_map(|end| [KeyInterval { start: 0, end }; 230]).collect();
         let padded = Case { lengths: Some(vec![150, 230]), ..plain.clone() };
         let case = Case { intervals: Some(ends), ..plain };
-        assert_close(&case, &case.tiled_f64(), &padded.tiled_f64(), 1e-12, "padding");
+        assert_close(&case, &case.in_f64(), &padded.in_f64(), 1e-12, "padding");
     }
 }
 
@@ -171,7 +171,7 @@ fn nan_outside_of_an_interval_changes_no_bit() {
                 for field in fields {
                     (0..heads_of).for_each(|head| field[(head * len + lost) * dim..][..dim].fill(value));
                 }
-                let [whole, broken] = [&case, &broken].map(Case::in_f32);
+                let [whole, broken] = [&case, &broken].map(Case::in_single);
                 let is_lost =
                     |query: usize| if of_keys { case.visible(0, query).contains(&lost) } else { query == lost };
                 let loses = |key: usize| (0..len).any(|query| is_lost(query) && case.visible(0, query).contains(&key));
@@ -218,7 +218,7 @@ fn bits_do_not_depend_on_the_number_of_threads() {
         let case = Case::with_mask(dims(2, 4, 2, 500, 500, 6), mask, 7).softened(true, true).with_intervals(kind, 8);
         let run = |threads: usize| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-            pool.install(|| case.in_f32())
+            pool.install(|| case.in_single())
         };
         let alone = run(1);
         assert!([2, 5].into_iter().all(|threads| run(threads) == alone), "{kind:?}");

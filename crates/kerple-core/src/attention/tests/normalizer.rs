@@ -4,7 +4,7 @@ use super::layout::dense;
 use super::{Case, KERNELS, Outcome, Recipe, SCALE, assert_close, assert_gradients_match_differences, dims, recipes};
 use crate::attention::{
     AttentionDims, AttentionProblem, Mask, Normalizer, PackedDocuments, PositionKernel, ScoreTransform, StickBreaking,
-    View, ViewMut, naive, tiled,
+    View, ViewMut, forward, naive,
 };
 use crate::cpu::InstructionSet;
 use crate::forms::Sides;
@@ -38,13 +38,13 @@ impl Case {
     /// cases have logits that are that small; those that are compared in f32 do not.
     fn assert_normalized_equals_naive(self, single: bool) {
         if single {
-            return self.assert_tiled_equals_naive();
+            return self.assert_equals_naive();
         }
         let mut case = self.rounded();
         // softpick's weights hardly depend on the size of logits that are all small, so their gradient cancels, divided by that size
         let away_from_0 = |x: &mut f64| *x = x.abs().max(0.0625).copysign(*x);
         [&mut case.q, &mut case.k].into_iter().flatten().for_each(away_from_0);
-        assert_close(&case, &case.tiled_f64(), &case.naive(), 1e-10, "f64");
+        assert_close(&case, &case.in_f64(), &case.naive(), 1e-10, "f64");
     }
 }
 
@@ -224,7 +224,7 @@ fn a_document_has_the_bits_that_it_has_alone() {
         let lengths = [130, 1, 97, 40];
         let mut packed = Case::new(dims(1, 2, 1, 300, 300, 8), 71).normalized(normalizer);
         packed.documents = Some(PackedDocuments::from_lengths([&lengths[..]], 300).unwrap());
-        let found = packed.run(&InSingle, |x| x as f32, f64::from);
+        let found = packed.in_f32(InstructionSet::current());
         let mut first = 0;
         for len in lengths {
             let part = |rows: &[f64]| -> Vec<f64> {
@@ -233,7 +233,7 @@ fn a_document_has_the_bits_that_it_has_alone() {
             let [q, k, v, d_out] = [&packed.q, &packed.k, &packed.v, &packed.d_out].map(|rows| part(rows));
             let dims = AttentionDims { queries: len, keys: len, ..packed.dims };
             let alone = Case { dims, q, k, v, d_out, documents: None, ..packed.clone() };
-            let expected = alone.run(&InSingle, |x| x as f32, f64::from);
+            let expected = alone.in_f32(InstructionSet::current());
             for (got, expected) in [
                 (&found.out, &expected.out),
                 (&found.d_q, &expected.d_q),
@@ -244,30 +244,6 @@ fn a_document_has_the_bits_that_it_has_alone() {
             }
             first += len;
         }
-    }
-}
-
-struct InSingle;
-
-impl super::Engine<f32> for InSingle {
-    fn forward(
-        &self,
-        problem: &AttentionProblem<f32>,
-        q: View<f32>,
-        k: View<f32>,
-        v: View<f32>,
-        out: ViewMut<f32>,
-        lse: &mut [f32],
-    ) {
-        tiled::forward(problem, q, k, v, out, lse);
-    }
-    fn backward(
-        &self,
-        problem: &AttentionProblem<f32>,
-        saved: crate::attention::AttentionSaved<f32>,
-        gradients: crate::attention::AttentionGradients<f32>,
-    ) {
-        tiled::backward(problem, saved, gradients);
     }
 }
 
@@ -282,7 +258,7 @@ fn threads_do_not_change_a_bit() {
             for set in InstructionSet::available() {
                 let on = |threads| {
                     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-                    pool.install(|| case.tiled_f32(set))
+                    pool.install(|| case.in_f32(set))
                 };
                 let one = on(1);
                 assert!(one == on(2) && one == on(3) && one == on(7), "{normalizer:?} {set:?} {:?}", case.dims);
@@ -293,8 +269,8 @@ fn threads_do_not_change_a_bit() {
 
 /// Every engine's results for a case.
 fn on_every_engine(case: &Case) -> impl Iterator<Item = (&'static str, Outcome<f64>)> {
-    let tiled = InstructionSet::available().map(|set| (set.name(), case.tiled_f32(set)));
-    tiled.chain([("f64", case.tiled_f64()), ("naive", case.naive())])
+    let tiled = InstructionSet::available().map(|set| (set.name(), case.in_f32(set)));
+    tiled.chain([("f64", case.in_f64()), ("naive", case.naive())])
 }
 
 #[test]
@@ -377,11 +353,11 @@ fn what_is_added_to_a_row_matters() {
         let case = Case::new(dims(1, 1, 1, 20, 20, 4), 87).normalized(normalizer);
         let mut moved = case.clone();
         moved.bias.as_mut().unwrap().iter_mut().for_each(|bias| *bias += 1.0);
-        let [a, b] = [&case, &moved].map(|case| case.tiled_f64().out);
+        let [a, b] = [&case, &moved].map(|case| case.in_f64().out);
         assert!(a.iter().zip(&b).any(|(a, b)| (a - b).abs() > 1e-3), "{normalizer:?}");
         // gates up to the query are such a summand, and have a gradient of their own
         let gated = case.gated(88);
-        let d = gated.tiled_f64().d_gate_cumsum;
+        let d = gated.in_f64().d_gate_cumsum;
         assert!(d.iter().sum::<f64>().abs() < 1e-9 && d.iter().any(|d| d.abs() > 1e-6), "{normalizer:?} {d:?}");
     }
 }
@@ -392,7 +368,7 @@ fn keys_beyond_the_remainder_have_no_gradient() {
     let len = 2000;
     let mut case = Case::new(dims(1, 1, 1, len, len, 16), 89).normalized(stick_breaking(false, true));
     (case.bias, case.weight) = (Some(vec![0.0; case.table_len]), None);
-    let found = case.tiled_f32(InstructionSet::current());
+    let found = case.in_f32(InstructionSet::current());
     // the remainder halves with every key: beyond a hundred keys nothing is left in f32
     assert!(found.d_bias[700..].iter().all(|d| d.abs() < 1e-9), "{:?}", &found.d_bias[700..710]);
     assert!(found.d_bias[1..20].iter().any(|d| d.abs() > 1e-3));
@@ -402,7 +378,7 @@ fn keys_beyond_the_remainder_have_no_gradient() {
 fn last_queries_of_a_cache_are_those_of_the_whole() {
     for normalizer in NORMALIZERS {
         let case = Case::new(dims(2, 4, 2, 700, 700, 8), 95).normalized(normalizer);
-        let expected = case.tiled_f64().out;
+        let expected = case.in_f64().out;
         for queries in [1, 3, 120] {
             let AttentionDims { batch, heads, keys, head_dim, .. } = case.dims;
             let q: Vec<f64> =
@@ -412,7 +388,7 @@ fn last_queries_of_a_cache_are_those_of_the_whole() {
             let problem =
                 AttentionProblem { scores, normalizer: case.normalizer, ..AttentionProblem::causal(dims, SCALE) };
             let view = |data, heads, rows| View { data, strides: dense(heads, rows, head_dim) };
-            for forward in [naive::forward::<f64>, tiled::forward::<f64>] {
+            for forward in [naive::forward::<f64>, forward::<f64>] {
                 let (mut out, mut lse) = (vec![f64::NAN; q.len()], vec![f64::NAN; batch * heads * queries]);
                 let to = ViewMut::new(&mut out, dense(heads, queries, head_dim));
                 forward(
@@ -436,7 +412,7 @@ fn last_queries_of_a_cache_are_those_of_the_whole() {
 fn stick_breaking_is_causal() {
     let mut case = Case::with_mask(dims(1, 1, 1, 3, 3, 2), Mask::BIDIRECTIONAL, 1);
     case.normalizer = stick_breaking(false, true);
-    case.tiled_f64();
+    case.in_f64();
 }
 
 #[test]
@@ -444,7 +420,7 @@ fn stick_breaking_is_causal() {
 fn softpick_takes_no_sinks() {
     let mut case = Case::new(dims(1, 1, 1, 3, 3, 2), 1).softened(false, true);
     case.normalizer = Normalizer::Softpick;
-    case.tiled_f64();
+    case.in_f64();
 }
 
 #[test]

@@ -42,7 +42,7 @@ fn cases() -> Vec<Case> {
 
 #[test]
 fn pruned_attention_equals_naive() {
-    cases().into_iter().for_each(Case::assert_tiled_equals_naive);
+    cases().into_iter().for_each(Case::assert_equals_naive);
 }
 
 /// Queries with intervals of all keys are not pruned.
@@ -55,7 +55,7 @@ fn pruning_changes_no_bit() {
         }
         let whole = Case { intervals: Some(vec![KeyInterval { start: 0, end: keys }; 2 * queries]), ..case.clone() };
         for set in InstructionSet::available() {
-            let (pruned, whole) = (case.tiled_f32(set), whole.tiled_f32(set));
+            let (pruned, whole) = (case.in_f32(set), whole.in_f32(set));
             assert!(pruned == whole, "{set:?} {:?}", case.mask);
         }
     }
@@ -68,7 +68,7 @@ fn values_that_are_no_numbers_are_not_pruned() {
     case.v[3] = f64::NAN;
     let naive = case.naive();
     for set in InstructionSet::available() {
-        let out = case.tiled_f32(set).out;
+        let out = case.in_f32(set).out;
         assert!(out.iter().zip(&naive.out).all(|(a, b)| a.is_nan() == b.is_nan()) && out[599 * 8 + 3].is_nan());
     }
 }

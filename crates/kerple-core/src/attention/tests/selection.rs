@@ -4,7 +4,7 @@ use super::layout::dense;
 use super::{Case, SCALE, assert_close, assert_gradients_match_differences, dims};
 use crate::attention::{
     AttentionDims, AttentionProblem, Mask, PackedDocuments, ScoreTransform, Selection, Selective, Strides, View,
-    ViewMut, masked_sums, naive, row_block,
+    ViewMut, forward, masked_sums, naive,
 };
 use crate::forms::Sides;
 use rand::{RngExt, SeedableRng};
@@ -89,7 +89,7 @@ fn parts_of_queries_equal_the_whole() {
             let q = View { data: &case.q[first * 5..], strides: of_queries };
             let of_keys = Strides { batch: rows(keys).batch, ..rows(keys) };
             let [k, v] = [&case.k, &case.v].map(|data| View { data, strides: of_keys });
-            for engine in [naive::forward::<f64>, row_block::forward::<f64>] {
+            for engine in [naive::forward::<f64>, forward::<f64>] {
                 let (mut out, mut lse) = (vec![f64::NAN; 2 * 4 * dims.queries * 5], vec![f64::NAN; 8 * dims.queries]);
                 engine(&problem, q, k, v, ViewMut::new(&mut out, dense(4, dims.queries, 5)), &mut lse);
                 for (at, lse) in lse.iter().enumerate() {

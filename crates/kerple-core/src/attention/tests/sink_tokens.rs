@@ -5,7 +5,7 @@ use super::layout::dense;
 use super::{Case, KERNELS, Outcome, Recipe, SCALE, assert_close, assert_gradients_match_differences, dims};
 use crate::attention::{
     AttentionDims, AttentionProblem, KeyInterval, Mask, PackedDocuments, PositionKernel, RelativeBias, ScoreTable,
-    ScoreTransform, View, ViewMut, naive, tiled,
+    ScoreTransform, View, ViewMut, forward, naive,
 };
 use crate::cpu::InstructionSet;
 use proptest::prelude::*;
@@ -75,7 +75,7 @@ proptest! {
             4 => case.positioned(KERNELS[seed as usize % KERNELS.len()], seed),
             _ => case.with_relative(1 + seed as usize % 9, 1 + seed as usize % 230, seed),
         };
-        case.assert_tiled_equals_naive();
+        case.assert_equals_naive();
     }
 }
 
@@ -83,13 +83,13 @@ proptest! {
 fn long_rows_have_tiles_between_the_first_tokens_and_the_window() {
     for (window, sink_tokens) in SIZES {
         let case = Case::new(dims(2, 2, 1, 500, 500, 16), 3);
-        case.clone().with_sink_tokens(window, sink_tokens).assert_tiled_equals_naive();
-        case.clone().with_sink_tokens(window, sink_tokens).decayed().assert_tiled_equals_naive();
+        case.clone().with_sink_tokens(window, sink_tokens).assert_equals_naive();
+        case.clone().with_sink_tokens(window, sink_tokens).decayed().assert_equals_naive();
         let padded = Case { lengths: Some(vec![310, 70]), ..case.clone() }.softened(true, true);
-        padded.with_sink_tokens(window, sink_tokens).assert_tiled_equals_naive();
-        case.dropped(0.3, 8).with_sink_tokens(window, sink_tokens).assert_tiled_equals_naive();
+        padded.with_sink_tokens(window, sink_tokens).assert_equals_naive();
+        case.dropped(0.3, 8).with_sink_tokens(window, sink_tokens).assert_equals_naive();
         let more_keys = Case::new(dims(1, 4, 2, 130, 600, 8), 4).with_relative(3, 700, 5);
-        more_keys.with_sink_tokens(window, sink_tokens).assert_tiled_equals_naive();
+        more_keys.with_sink_tokens(window, sink_tokens).assert_equals_naive();
     }
 }
 
@@ -99,11 +99,8 @@ fn first_tokens_are_those_of_a_document() {
         let lengths = [&[140, 1, 300][..], &[97, 350]];
         let documents = PackedDocuments::from_lengths(lengths, 450).unwrap();
         let case = Case { documents: Some(documents), ..Case::new(dims(2, 2, 1, 450, 450, 8), 6) };
-        case.clone().with_sink_tokens(window, sink_tokens).assert_tiled_equals_naive();
-        case.softened(true, true)
-            .with_relative(2, 300, 9)
-            .with_sink_tokens(window, sink_tokens)
-            .assert_tiled_equals_naive();
+        case.clone().with_sink_tokens(window, sink_tokens).assert_equals_naive();
+        case.softened(true, true).with_relative(2, 300, 9).with_sink_tokens(window, sink_tokens).assert_equals_naive();
     }
 }
 
@@ -128,12 +125,12 @@ fn gradients_match_central_differences() {
 fn a_window_over_everything_changes_no_bit() {
     let whole = Case::new(dims(2, 4, 2, 250, 250, 12), 21).softened(true, true).rounded();
     let windowed = whole.clone().with_sink_tokens(250, 4);
-    let in_f32 = |case: &Case| case.tiled_f32(InstructionSet::current());
+    let in_f32 = |case: &Case| case.in_f32(InstructionSet::current());
     assert_eq!(in_f32(&windowed), in_f32(&whole));
     assert_eq!(windowed.naive(), whole.naive());
     // and where all tokens are first ones, the sums have another order only
     let all_first = whole.clone().with_sink_tokens(7, 250);
-    assert_close(&whole, &all_first.tiled_f64(), &whole.naive(), 1e-12, "all tokens are first ones");
+    assert_close(&whole, &all_first.in_f64(), &whole.naive(), 1e-12, "all tokens are first ones");
 }
 
 #[test]
@@ -146,7 +143,7 @@ fn last_queries_alone_are_those_of_the_whole() {
             let whole = case.clone().with_sink_tokens(window, sink_tokens);
             let expected = whole.naive().out;
             for queries in [1, 2, 100] {
-                let got = whole.last(queries).tiled_f64().out;
+                let got = whole.last(queries).in_f64().out;
                 let rows = expected.chunks(1300 * 8).flat_map(|head| &head[(1300 - queries) * 8..]);
                 // f64 sums over 1300 keys
                 assert!(got.iter().zip(rows).all(|(a, b)| (a - b).abs() < 1e-11), "{window} {sink_tokens} {queries}");
@@ -178,7 +175,7 @@ fn evicted_keys_leave_distances_as_they_are() {
             let problem =
                 AttentionProblem { mask: whole.mask, evicted, scores, ..AttentionProblem::causal(dims, SCALE) };
             let expected = whole.naive().out;
-            for forward in [naive::forward::<f64>, tiled::forward::<f64>] {
+            for forward in [naive::forward::<f64>, forward::<f64>] {
                 let (mut out, mut lse) = (vec![f64::NAN; expected.len()], vec![f64::NAN; 2 * queries]);
                 let [k, v] = [&k, &v].map(|rows| view(&rows[..], 1, len - evicted, dim));
                 let to = ViewMut::new(&mut out, dense(2, queries, dim));
@@ -199,7 +196,7 @@ fn evicted_keys_are_outside_every_window() {
     let view = |data, heads, rows| View { data, strides: dense(heads, rows, 4) };
     let (mut out, mut lse) = (vec![0.0; 8], vec![0.0; 2]);
     let [q, k, v] = [view(&case.q[..], 2, 1), view(&case.k[..], 1, 5), view(&case.v[..], 1, 5)];
-    tiled::forward(&problem, q, k, v, ViewMut::new(&mut out, dense(2, 1, 4)), &mut lse);
+    forward(&problem, q, k, v, ViewMut::new(&mut out, dense(2, 1, 4)), &mut lse);
 }
 
 #[test]
@@ -209,7 +206,7 @@ fn bits_do_not_depend_on_the_number_of_threads() {
         for case in [case.clone().with_relative(3, 200, 8), case.positioned(PositionKernel::Log, 9)] {
             let run = |threads: usize| {
                 let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-                pool.install(|| case.tiled_f32(InstructionSet::current()))
+                pool.install(|| case.in_f32(InstructionSet::current()))
             };
             let alone = run(1);
             assert!([2, 5].into_iter().all(|threads| run(threads) == alone), "{window} {sink_tokens}");
@@ -225,7 +222,7 @@ fn nan_stays_with_the_rows_that_see_it() {
     let mut broken = case.clone();
     broken.k[lost * 8..][..8].fill(f64::NAN);
     broken.v[lost * 8..][..8].fill(f64::NAN);
-    let [whole, broken]: [Outcome<f64>; 2] = [case, broken].map(|case| case.tiled_f32(InstructionSet::current()));
+    let [whole, broken]: [Outcome<f64>; 2] = [case, broken].map(|case| case.in_f32(InstructionSet::current()));
     for (at, (a, b)) in whole.out.iter().zip(&broken.out).enumerate() {
         let query = at / 8 % len;
         let sees = (lost..lost + window).contains(&query);

@@ -13,7 +13,11 @@
 //! without hidden pairs and without a bias do not read it. Strips of keys that no query of a
 //! vector sees are skipped, and so are tiles whose weights are 0 (`pruning`).
 
-use super::decay_cumsum::{DecayTile, DecayedRows, HeadDecays};
+mod decays;
+mod softmax;
+
+use self::decays::ForwardDecays;
+use self::softmax::{ColumnLogits, OnlineSoftmax};
 use super::decode::SplitKvDecode;
 use super::feature_decay::FeatureDecay;
 use super::gate_cumsum::{GateOffsets, TileGates};
@@ -27,7 +31,7 @@ use crate::Number;
 use crate::attention::dropout::{DropoutFactors, DropoutTile};
 use crate::attention::segments::{SegmentBlock, SegmentBlocks};
 use crate::attention::{AttentionDims, AttentionProblem, DocumentSegment, Strides, View, ViewMut, softcap};
-use crate::cpu::lanes::{Arithmetic, Lanes, SimdKernel};
+use crate::cpu::lanes::{Lanes, SimdKernel};
 use crate::forms::Normalizer;
 use crate::tiles::microkernel::StoreMode;
 use crate::tiles::product::{SmallGemm, StridedMatrix};
@@ -192,11 +196,7 @@ impl<R: Number> TiledForwardScratch<R> {
             q_transposed: unset(head_dim * QUERIES),
             q_decayed_transposed: unset(if decayed { head_dim * QUERIES } else { 0 }),
             k_decayed: unset(if decayed { width * KEYS } else { 0 }),
-            decays: by_content.then(|| ForwardDecays {
-                tile: DecayTile::new(head_dim, width),
-                q: unset(QUERIES * width),
-                factors: unset(QUERIES * width),
-            }),
+            decays: by_content.then(|| ForwardDecays::new(head_dim, width)),
             gate_cumsum: [QUERIES, KEYS].map(|tokens| GateOffsets::new(tokens, has_gates)),
             positions: PositionTile::new(&tables.kernels, false),
             relative_transposed: unset(rank * QUERIES),
@@ -213,15 +213,6 @@ impl<R: Number> TiledForwardScratch<R> {
             value_width,
         }
     }
-}
-
-/// What decays by the content are computed in.
-struct ForwardDecays<R> {
-    tile: DecayTile<R>,
-    /// `scale * q`, `[QUERIES, width]`
-    q: Vec<R>,
-    /// Queries times their factors, `[QUERIES, width]`.
-    factors: Vec<R>,
 }
 
 /// Where one tile lies.
@@ -440,85 +431,6 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
         }
     }
 
-    /// Loads the queries at these positions where features decay by the content, as all keys before them count them.
-    fn load_decayed_queries(
-        &self,
-        scratch: &mut TiledForwardScratch<L::Number>,
-        head: usize,
-        first_query: usize,
-        own: Range<usize>,
-    ) {
-        let (Some(decays), Some(of_head)) = (&mut scratch.decays, HeadDecays::of(&self.of.problem, head)) else {
-            return;
-        };
-        let (head_dim, width) = (self.of.problem.dims.head_dim, scratch.width);
-        let (from, stride) = (self.of.q.rows_from(0, head, first_query), self.of.q.strides.row);
-        let (rows, factor, to) = (own.len(), self.of.problem.scale, &mut decays.q[..]);
-        self.lanes.run(CopyRows { from, stride, rows, head_dim, factor, to, width });
-        decays.tile.set(of_head, &own, &(own.start..own.start + 1), own.start);
-        self.store_decayed_queries(decays, (of_head, own), &mut scratch.q_transposed, width);
-    }
-
-    /// Writes queries times their factors, as columns.
-    fn store_decayed_queries(
-        &self,
-        ForwardDecays { tile, q, factors }: &mut ForwardDecays<L::Number>,
-        queries: (HeadDecays, Range<usize>),
-        to: &mut [L::Number],
-        width: usize,
-    ) {
-        let (rows, head_dim, factor) = (queries.1.len(), self.of.problem.dims.head_dim, L::Number::ONE);
-        tile.query_factors(self.lanes, queries, Some(DecayedRows { from: q, stride: width }), factors);
-        self.lanes.run(Transpose { from: factors, stride: width, rows, head_dim, factor, to, width: QUERIES });
-    }
-
-    /// Multiplies the queries and keys of a tile by their decays.
-    fn decay_features(&self, scratch: &mut TiledForwardScratch<L::Number>, tile: &QueryTile) {
-        let TiledForwardScratch { q_transposed, q_decayed_transposed, k_decayed, decays, width, .. } = scratch;
-        let (from, stride) = (self.of.k.rows_from(0, tile.kv_head, tile.first_key), self.of.k.strides.row);
-        if let (Some(decays), Some(of_head)) = (decays, HeadDecays::of(&self.of.problem, tile.head)) {
-            let own = self.of.problem.dims.position(tile.first_query).cast_unsigned();
-            let (queries, keys) = (own..own + tile.queries, tile.first_key..tile.first_key + tile.keys);
-            decays.tile.set(of_head, &queries, &keys, own);
-            decays.tile.key_factors(self.lanes, (of_head, keys), Some(DecayedRows { from, stride }), k_decayed);
-            if decays.tile.is_crossed {
-                self.store_decayed_queries(decays, (of_head, queries), q_decayed_transposed, *width);
-            }
-            return;
-        }
-        let Some(feature_decay) = &self.tables.feature_decay else { return };
-        let over = feature_decay.over(tile.distance + 1 - tile.keys as isize);
-        let rows = q_decayed_transposed.chunks_exact_mut(QUERIES).zip(q_transposed.chunks_exact(QUERIES));
-        for ((to, from), factor) in rows.zip(over) {
-            self.lanes.run(ScaleRow { to, factor, from });
-        }
-        let (head_dim, factor) = (self.of.problem.dims.head_dim, L::Number::ONE);
-        let (rows, to, width) = (tile.keys, &mut k_decayed[..], *width);
-        self.lanes.run(CopyRows { from, stride, rows, head_dim, factor, to, width });
-        self.lanes.run(feature_decay.keys(k_decayed, width, tile.keys));
-    }
-
-    /// Adds the products of steep features to the scores of a tile.
-    fn add_steep(&self, scratch: &mut TiledForwardScratch<L::Number>, tile: &QueryTile) {
-        let TiledForwardScratch { scores_transposed, decays, width, .. } = scratch;
-        let (Some(ForwardDecays { tile: of_tile, q, .. }), Some(of_head)) =
-            (decays, HeadDecays::of(&self.of.problem, tile.head))
-        else {
-            return;
-        };
-        let own = self.of.problem.dims.position(tile.first_query).cast_unsigned();
-        for feature in std::mem::take(&mut of_tile.steep) {
-            let k = |key| self.of.k.rows_from(0, tile.kv_head, tile.first_key + key)[feature];
-            let (queries, keys) = (own..own + tile.queries, tile.first_key..tile.first_key + tile.keys);
-            of_tile.for_each_steep(self.lanes, (of_head, feature), queries, keys, |query, seen, decays| {
-                let q = q[query * *width + feature];
-                for (key, decay) in seen.zip(decays) {
-                    scores_transposed[key * QUERIES + query] += q * k(key) * *decay;
-                }
-            });
-        }
-    }
-
     /// Whether some lanes see fewer keys of the tile than others.
     fn lanes_crossed(&self, tile: &QueryTile) -> bool {
         tile.keys_seen_by(0, L::COUNT) < tile.keys
@@ -539,7 +451,7 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
         } else {
             (&scratch.k_decayed[from * scratch.width..], scratch.width)
         };
-        let is_crossed = scratch.decays.as_ref().is_some_and(|decays| decays.tile.is_crossed);
+        let is_crossed = scratch.decays.as_ref().is_some_and(ForwardDecays::is_crossed);
         let by_tile = self.tables.feature_decay.is_some() || is_crossed;
         let q = if by_tile { &scratch.q_decayed_transposed } else { &scratch.q_transposed };
         self.lanes.run(SmallGemm {
@@ -608,124 +520,5 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
             let factor = one / scratch.row_sum[i];
             self.lanes.run(ScaleRow { to: out, factor, from: &scratch.out[i * scratch.value_width..] });
         }
-    }
-}
-
-/// Turns the scores of a tile into logits.
-struct ColumnLogits<'a, R> {
-    tile: QueryTile,
-    scores: &'a mut [R],
-    /// By key.
-    bias: Option<TileTable<'a, R>>,
-    weight: Option<TileTable<'a, R>>,
-    gate_cumsum: Option<TileGates<'a, R>>,
-}
-
-impl<R: Number> SimdKernel<R> for ColumnLogits<'_, R> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<L: Lanes<Number = R>>(self, lanes: L) {
-        let ColumnLogits { tile, scores, bias, weight, gate_cumsum } = self;
-        for group in 0..tile.queries.div_ceil(L::COUNT) {
-            let (keys, lane) = (tile.keys_seen_by(group, L::COUNT), group * L::COUNT);
-            assert!(keys * QUERIES <= scores.len() && lane + L::COUNT <= QUERIES);
-            for table in [bias, weight].into_iter().flatten() {
-                table.check(keys, lane + L::COUNT);
-            }
-            let own = gate_cumsum.map(|gate_cumsum| (gate_cumsum, gate_cumsum.queries.load_at(lanes, lane)));
-            for key in 0..keys {
-                // SAFETY: the assertions bound every index.
-                unsafe { finish_score(lanes, scores, key, lane, weight, bias, own) };
-            }
-        }
-    }
-}
-
-/// Turns the scores of a tile into exponentials and keeps the running maximum and sum of each query.
-struct OnlineSoftmax<'a, R> {
-    logits: ColumnLogits<'a, R>,
-    row_max: &'a mut [R],
-    row_sum: &'a mut [R],
-    rescale: &'a mut [R],
-}
-
-impl<R: Number> SimdKernel<R> for OnlineSoftmax<'_, R> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<L: Lanes<Number = R>>(self, lanes: L) {
-        let OnlineSoftmax { logits, row_max, row_sum, rescale } = self;
-        let ColumnLogits { tile, scores, bias, weight, gate_cumsum } = logits;
-        for group in 0..tile.queries.div_ceil(L::COUNT) {
-            let (keys, lane) = (tile.keys_seen_by(group, L::COUNT), group * L::COUNT);
-            assert!(keys * QUERIES <= scores.len() && lane + L::COUNT <= QUERIES);
-            assert!([row_max.len(), row_sum.len(), rescale.len()].into_iter().all(|len| len >= lane + L::COUNT));
-            for table in [bias, weight].into_iter().flatten() {
-                table.check(keys, lane + L::COUNT);
-            }
-            let own = gate_cumsum.map(|gate_cumsum| (gate_cumsum, gate_cumsum.queries.load_at(lanes, lane)));
-            // SAFETY: the assertions bound every index.
-            unsafe {
-                let before = lanes.load(row_max.as_ptr().add(lane));
-                // of even and of odd keys, which need not wait for each other
-                let (mut even, mut odd) = (before, before);
-                for key in (1..keys).step_by(2) {
-                    even = lanes.max(even, finish_score(lanes, scores, key - 1, lane, weight, bias, own));
-                    odd = lanes.max(odd, finish_score(lanes, scores, key, lane, weight, bias, own));
-                }
-                if !keys.is_multiple_of(2) {
-                    even = lanes.max(even, finish_score(lanes, scores, keys - 1, lane, weight, bias, own));
-                }
-                let now = lanes.max(even, odd);
-                let factor = lanes.exp(lanes.sub(before, now));
-                let mut sum = lanes.splat(R::ZERO);
-                for key in 0..keys {
-                    let at = scores.as_mut_ptr().add(key * QUERIES + lane);
-                    let p = lanes.exp(lanes.sub(lanes.load(at), now));
-                    sum = lanes.add(sum, p);
-                    lanes.store(at, p);
-                }
-                lanes.store(row_max.as_mut_ptr().add(lane), now);
-                let row_sum = row_sum.as_mut_ptr().add(lane);
-                lanes.store(row_sum, lanes.mul_add(lanes.load(row_sum), factor, sum));
-                lanes.store(rescale.as_mut_ptr().add(lane), factor);
-            }
-        }
-    }
-}
-
-/// Cumulative gates of a tile, and those of the queries of a step in its lanes.
-type LaneGates<'a, L> = (TileGates<'a, <L as Arithmetic>::Number>, [<L as Arithmetic>::Vector; 2]);
-
-/// Makes the scores of a key and the lanes from `lane` on what tables and cumulative gates make of them, and returns them.
-///
-/// # Safety
-/// They lie in the scores, and the tables have passed their check for this key and those lanes.
-#[inline(always)]
-unsafe fn finish_score<L: Lanes>(
-    lanes: L,
-    scores: &mut [L::Number],
-    key: usize,
-    lane: usize,
-    weight: Option<TileTable<L::Number>>,
-    bias: Option<TileTable<L::Number>>,
-    gate_cumsum: Option<LaneGates<L>>,
-) -> L::Vector {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let at = scores.as_mut_ptr().add(key * QUERIES + lane);
-        let mut z = lanes.load(at);
-        if let Some(table) = weight {
-            z = lanes.mul(z, table.load(lanes, key, lane));
-        }
-        if let Some(table) = bias {
-            z = lanes.add(z, table.load(lanes, key, lane));
-        }
-        if let Some((gate_cumsum, own)) = gate_cumsum {
-            z = lanes.add(z, gate_cumsum.difference(lanes, own, gate_cumsum.keys.splat(lanes, key)));
-        }
-        lanes.store(at, z);
-        z
     }
 }

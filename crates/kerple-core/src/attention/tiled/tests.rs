@@ -1,7 +1,5 @@
 //! The tiled engine against the definition, on every instruction set this CPU has.
 
-use super::{backward_with, forward_with};
-use crate::Number;
 use crate::attention::tests::{Case, Engine, KERNELS, Outcome, PositionCase, assert_close, dims, recipes};
 use crate::attention::{
     AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, KeyInterval, Mask, PackedDocuments,
@@ -10,54 +8,10 @@ use crate::attention::{
 use crate::cpu::InstructionSet;
 use proptest::prelude::*;
 
-struct Tiled(InstructionSet);
-
-impl<T: Number> Engine<T> for Tiled {
-    fn forward(
-        &self,
-        problem: &AttentionProblem<T>,
-        q: View<T>,
-        k: View<T>,
-        v: View<T>,
-        out: ViewMut<T>,
-        lse: &mut [T],
-    ) {
-        forward_with(self.0, problem, q, k, v, out, lse);
-    }
-    fn backward(&self, problem: &AttentionProblem<T>, saved: AttentionSaved<T>, gradients: AttentionGradients<T>) {
-        backward_with(self.0, problem, saved, gradients);
-    }
-}
-
-impl Case {
-    pub(in crate::attention) fn tiled_f32(&self, set: InstructionSet) -> Outcome<f64> {
-        self.run(&Tiled(set), |x| x as f32, f64::from)
-    }
-
-    pub(in crate::attention) fn tiled_f64(&self) -> Outcome<f64> {
-        self.run(&Tiled(InstructionSet::Portable), |x| x, |x| x)
-    }
-
-    pub(in crate::attention) fn assert_tiled_equals_naive(self) {
-        let case = self.rounded();
-        let expected = case.naive();
-        // f32 carries 6e-8; sums over a few hundred keys and features lose one more digit and a half
-        for set in InstructionSet::available() {
-            assert_close(&case, &case.tiled_f32(set), &expected, 1e-5, set.name());
-        }
-        // f64 carries 1e-16, likewise
-        assert_close(&case, &case.tiled_f64(), &expected, 1e-12, "f64");
-    }
-}
-
-fn assert_tiled_equals_naive(case: Case) {
-    case.assert_tiled_equals_naive();
-}
-
 #[test]
 fn nothing_gives_nothing() {
     for of_nothing in [dims(0, 2, 1, 3, 3, 4), dims(2, 0, 1, 3, 3, 4), dims(2, 2, 1, 0, 3, 4), dims(2, 2, 1, 3, 0, 4)] {
-        assert_tiled_equals_naive(Case::new(of_nothing, 1));
+        Case::new(of_nothing, 1).assert_equals_naive();
     }
 }
 
@@ -65,24 +19,24 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
     #[test]
     fn tiled_equals_naive(recipe in recipes()) {
-        assert_tiled_equals_naive(recipe.case());
+        recipe.case().assert_equals_naive();
     }
 
     #[test]
     fn feature_decay_equals_naive(recipe in recipes()) {
-        assert_tiled_equals_naive(recipe.case().decayed());
+        recipe.case().decayed().assert_equals_naive();
     }
 
     #[test]
     fn relative_biases_equal_naive(recipe in recipes(), rank in 1usize..20, reach in 1usize..250, seed in any::<u64>()) {
         let case = recipe.case();
         let case = if seed.is_multiple_of(3) { case.gated(seed) } else { case };
-        assert_tiled_equals_naive(case.with_relative(rank, reach, seed));
+        case.with_relative(rank, reach, seed).assert_equals_naive();
     }
 
     #[test]
     fn gates_equal_naive(recipe in recipes(), seed in any::<u64>()) {
-        assert_tiled_equals_naive(recipe.case().gated(seed));
+        recipe.case().gated(seed).assert_equals_naive();
     }
 }
 
@@ -92,18 +46,18 @@ proptest! {
     fn learned_positions_equal_naive(recipe in recipes(), kernel in 0..KERNELS.len(), seed in any::<u64>()) {
         let case = recipe.case();
         let case = if seed.is_multiple_of(3) { case.gated(seed) } else { case };
-        assert_tiled_equals_naive(case.positioned(KERNELS[kernel], seed));
+        case.positioned(KERNELS[kernel], seed).assert_equals_naive();
     }
 }
 
 #[test]
 fn long_rows_cross_many_tiles() {
-    assert_tiled_equals_naive(Case::new(dims(1, 2, 1, 300, 700, 16), 3));
+    Case::new(dims(1, 2, 1, 300, 700, 16), 3).assert_equals_naive();
     for window in [None, Some(1), Some(150), Some(500)] {
         let mut case = Case::with_mask(dims(2, 2, 1, 500, 500, 16), Mask::Bidirectional { window }, 3);
-        assert_tiled_equals_naive(case.clone());
+        case.clone().assert_equals_naive();
         case.lengths = Some(vec![333, 0]);
-        assert_tiled_equals_naive(case);
+        case.assert_equals_naive();
     }
 }
 
@@ -119,9 +73,9 @@ fn a_million_keys_are_as_exact_as_ten() {
         let expected = case.naive();
         for set in InstructionSet::available() {
             // f32 carries 6e-8; the sums over ten thousand tiles lose two digits
-            assert_close(&case, &case.tiled_f32(set), &expected, 1e-5, set.name());
+            assert_close(&case, &case.in_f32(set), &expected, 1e-5, set.name());
         }
-        assert_close(&case, &case.tiled_f64(), &expected, 1e-11, "f64");
+        assert_close(&case, &case.in_f64(), &expected, 1e-11, "f64");
     }
 }
 
@@ -141,14 +95,12 @@ fn gates_are_as_exact_anywhere_in_a_sequence() {
     let expected = case.naive();
     for set in InstructionSet::available() {
         // f32 carries 6e-8 of scores of order 10, and as much of the few dozen keys that count
-        assert_close(&case, &case.tiled_f32(set), &expected, 1e-5, set.name());
+        assert_close(&case, &case.in_f32(set), &expected, 1e-5, set.name());
     }
     let case = Case::with_mask(dims(2, 2, 1, 200, 200, 8), Mask::BIDIRECTIONAL, 32).gated(33);
     let mut moved = case.clone();
     moved.gate_cumsum.iter_mut().flatten().for_each(|cumsum| *cumsum += 1e6);
-    for (set, (here, there)) in
-        InstructionSet::available().map(|set| (set, (case.tiled_f32(set), moved.tiled_f32(set))))
-    {
+    for (set, (here, there)) in InstructionSet::available().map(|set| (set, (case.in_f32(set), moved.in_f32(set)))) {
         // a cumulative gate of 1e6 carries 1e-10
         assert!(here.out.iter().zip(&there.out).all(|(a, b)| (a - b).abs() < 1e-6), "{set:?}");
         for row in here.d_gate_cumsum.chunks_exact(200) {
@@ -169,7 +121,7 @@ fn constant_gates_are_a_table() {
     gate_cumsum.bias = None;
     gate_cumsum.gate_cumsum = Some((0..8 * keys).map(|at| -slope(at / keys % 4) * (at % keys) as f64).collect());
     for set in InstructionSet::available() {
-        let (table, gate_cumsum) = (table.tiled_f32(set), gate_cumsum.tiled_f32(set));
+        let (table, gate_cumsum) = (table.in_f32(set), gate_cumsum.in_f32(set));
         for (a, b) in [(&table.out, &gate_cumsum.out), (&table.lse, &gate_cumsum.lse), (&table.d_k, &gate_cumsum.d_k)] {
             // f32 sums over 190 keys
             assert!(a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-4), "{set:?}");
@@ -210,14 +162,14 @@ fn equal_steps_are_a_table_and_linear_kernels_are_gates() {
         ];
         for set in InstructionSet::available() {
             for (a, b) in [(&log, &table), (&linear[0], &gated), (&linear[1], &gated)] {
-                let (a, b) = (a.tiled_f32(set), b.tiled_f32(set));
+                let (a, b) = (a.in_f32(set), b.in_f32(set));
                 // f32 sums over 200 keys, of biases of relative error 1e-6
                 for (a, b) in [(&a.out, &b.out), (&a.lse, &b.lse), (&a.d_q, &b.d_q), (&a.d_k, &b.d_k), (&a.d_v, &b.d_v)]
                 {
                     assert!(a.iter().zip(b).all(|(a, b)| (a - b).abs() < 2e-5 * b.abs().max(1.0)), "{set:?} {mask:?}");
                 }
             }
-            let sums = [&linear[0], &gated].map(|case| case.tiled_f32(set));
+            let sums = [&linear[0], &gated].map(|case| case.in_f32(set));
             let of_gates = sums[1].d_gate_cumsum.iter().map(|d| -d);
             assert!(sums[0].d_positions.iter().zip(of_gates).all(|(a, b)| (a - b).abs() < 1e-3), "{set:?}");
         }
@@ -234,7 +186,7 @@ fn learned_positions_have_no_origin_and_their_kernels_are_homogeneous() {
         moved.positions.as_mut().unwrap().x.iter_mut().for_each(|x| *x += 1e6);
         let of = case.positions.as_ref().unwrap();
         for set in InstructionSet::available() {
-            let (here, there) = (case.tiled_f32(set), moved.tiled_f32(set));
+            let (here, there) = (case.in_f32(set), moved.in_f32(set));
             // a position of 1e6 carries 1e-10
             assert!(here.out.iter().zip(&there.out).all(|(a, b)| (a - b).abs() < 1e-6), "{set:?} {kernel:?}");
             let rows = here.d_positions.chunks_exact(300);
@@ -275,7 +227,7 @@ fn learned_positions_are_as_exact_at_a_million_tokens() {
         let expected = case.naive();
         for set in InstructionSet::available() {
             // f32 carries 6e-8; the sums over ten thousand tiles lose two digits
-            assert_close(&case, &case.tiled_f32(set), &expected, 1e-5, set.name());
+            assert_close(&case, &case.in_f32(set), &expected, 1e-5, set.name());
         }
     }
 }
@@ -285,7 +237,7 @@ fn learned_positions_are_as_exact_at_a_million_tokens() {
 fn learned_positions_do_not_decrease() {
     let mut case = Case::new(dims(1, 1, 1, 3, 3, 4), 49).positioned(PositionKernel::Log, 50);
     case.positions.as_mut().unwrap().x = vec![0.0, 1.0, 0.5];
-    case.tiled_f64();
+    case.in_f64();
 }
 
 #[test]
@@ -293,13 +245,13 @@ fn learned_positions_do_not_decrease() {
 fn kernels_of_learned_positions_have_no_parameter_of_zero() {
     let mut case = Case::new(dims(1, 1, 1, 3, 3, 4), 49).positioned(PositionKernel::Log, 50);
     case.positions.as_mut().unwrap().parameters = vec![1.0, 0.0];
-    case.tiled_f64();
+    case.in_f64();
 }
 
 #[test]
 #[should_panic(expected = "learned positions and a relative bias per row exclude each other")]
 fn learned_positions_exclude_a_relative_bias() {
-    Case::new(dims(1, 1, 1, 3, 3, 4), 49).positioned(PositionKernel::Log, 50).with_relative(2, 2, 51).tiled_f64();
+    Case::new(dims(1, 1, 1, 3, 3, 4), 49).positioned(PositionKernel::Log, 50).with_relative(2, 2, 51).in_f64();
 }
 
 #[test]
@@ -307,7 +259,7 @@ fn learned_positions_exclude_a_relative_bias() {
 fn gates_above_1_are_for_one_direction() {
     let mut case = Case::with_mask(dims(1, 1, 1, 3, 3, 4), Mask::BIDIRECTIONAL, 35);
     case.gate_cumsum = Some(vec![0.0, -1.0, -0.5]);
-    case.tiled_f64();
+    case.in_f64();
 }
 
 /// One number a row that is 1: every row has the same bias.
@@ -323,7 +275,7 @@ fn rows_of_ones_are_a_table() {
     own.rows.fill(1.0);
     own.profiles.clone_from(&profile);
     table.bias = Some((0..4 * len).map(|at| profile.get(at % len).copied().unwrap_or(0.0)).collect());
-    let (got, want) = (relative.tiled_f64(), table.tiled_f64());
+    let (got, want) = (relative.in_f64(), table.in_f64());
     for (a, b) in [(&got.out, &want.out), (&got.lse, &want.lse), (&got.d_q, &want.d_q), (&got.d_k, &want.d_k)] {
         // f64 sums over 290 keys
         assert!(a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-12), "{keys}");
@@ -345,7 +297,7 @@ fn a_reach_beyond_the_keys_is_as_one_that_ends_with_them() {
         own.reach = seen;
         own.profiles = own.profiles.chunks(400).flat_map(|profile| profile[..seen].to_vec()).collect();
         for set in InstructionSet::available() {
-            let (far, near) = (far.tiled_f32(set), near.tiled_f32(set));
+            let (far, near) = (far.in_f32(set), near.in_f32(set));
             assert_eq!((&far.out, &far.d_q, &far.d_rows), (&near.out, &near.d_q, &near.d_rows), "{set:?}");
             for (far, near) in far.d_profiles.chunks(400).zip(near.d_profiles.chunks(seen)) {
                 assert_eq!(&far[..seen], near);
@@ -359,7 +311,7 @@ fn a_reach_beyond_the_keys_is_as_one_that_ends_with_them() {
 #[test]
 fn last_rows_of_a_relative_bias_are_those_of_the_whole() {
     let whole = Case::new(dims(2, 2, 1, 210, 210, 8), 40).with_relative(16, 64, 41);
-    let expected = whole.tiled_f64().out;
+    let expected = whole.in_f64().out;
     for rows in [1, 3, 100] {
         let mut last = whole.clone();
         last.dims.queries = rows;
@@ -369,7 +321,7 @@ fn last_rows_of_a_relative_bias_are_those_of_the_whole() {
         (last.q, last.d_out) = (keep(&last.q, 8), keep(&last.d_out, 8));
         let own = last.relative.as_mut().unwrap();
         own.rows = keep(&own.rows, 16);
-        let found = last.tiled_f64().out;
+        let found = last.in_f64().out;
         for (a, b) in found.iter().zip(keep(&expected, 8)) {
             // f64 sums over 210 keys in another order
             assert!((a - b).abs() < 1e-12, "{rows}: {a} {b}");
@@ -394,7 +346,7 @@ fn padding_is_as_if_it_were_not_there() {
         padded.v.chunks_mut(len * 12).for_each(|head| head[short * 12..].fill(f64::NAN));
         padded.d_out.chunks_mut(len * 12).for_each(|head| head[short * 12..].fill(0.0));
         let naive = (padded.naive(), cut.naive());
-        let tiled = InstructionSet::available().map(|set| (padded.tiled_f32(set), cut.tiled_f32(set)));
+        let tiled = InstructionSet::available().map(|set| (padded.in_f32(set), cut.in_f32(set)));
         for (padded, cut) in tiled.chain([naive]) {
             assert_eq!(head(&padded.out), cut.out, "{mask:?}");
             // sums over queries hold zeros for those of the padding, in other places
@@ -420,7 +372,7 @@ fn a_table_that_hides_the_future_is_causal() {
         *table = table.chunks(columns).flat_map(|row| &row[len - 1..]).copied().collect();
     }
     for set in InstructionSet::available() {
-        let (both, causal) = (both.tiled_f32(set), causal.tiled_f32(set));
+        let (both, causal) = (both.in_f32(set), causal.in_f32(set));
         for (both, causal) in [(&both.out, &causal.out), (&both.d_q, &causal.d_q), (&both.d_k, &causal.d_k)] {
             // the same terms, and zeros between them
             assert!(both.iter().zip(causal).all(|(both, causal)| (both - causal).abs() < 1e-4), "{set:?}");
@@ -454,7 +406,7 @@ fn threads_do_not_change_a_bit() {
         for set in InstructionSet::available() {
             let on = |threads| {
                 let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-                pool.install(|| case.tiled_f32(set))
+                pool.install(|| case.in_f32(set))
             };
             let one = on(1);
             assert!(one == on(2) && one == on(3) && one == on(7), "{set:?} {:?}", case.dims);
@@ -476,7 +428,7 @@ fn huge_biases_neither_overflow_nor_vanish() {
         let expected = case.naive();
         assert!(expected.out.iter().all(|x| x.is_finite()));
         for set in InstructionSet::available() {
-            let got = case.tiled_f32(set);
+            let got = case.in_f32(set);
             let all = got.out.iter().chain(&got.lse).chain(&got.d_q).chain(&got.d_bias);
             assert!(all.copied().all(f64::is_finite), "{set:?} {mask:?}");
             // head 0 is an ordinary head; the sums of the others carry an ulp of 16384 or 65536, 1e-3 and 4e-3
@@ -486,7 +438,7 @@ fn huge_biases_neither_overflow_nor_vanish() {
                 assert!((got - expected).abs() <= tolerance, "{set:?} {mask:?} out[{i}] is {got}, not {expected}");
             }
         }
-        assert_close(&case, &case.tiled_f64(), &expected, 1e-10, "f64"); // an ulp of 65536 is 7e-12
+        assert_close(&case, &case.in_f64(), &expected, 1e-10, "f64"); // an ulp of 65536 is 7e-12
     }
 }
 
@@ -497,11 +449,11 @@ fn minus_infinity_in_the_bias_masks() {
     windowed.mask = Mask::Causal { window: Some(30) };
     case.bias.as_mut().unwrap()[30..].fill(f64::NEG_INFINITY);
     for set in InstructionSet::available() {
-        assert_close(&case, &case.tiled_f32(set), &windowed.tiled_f32(set), 1e-5, set.name());
+        assert_close(&case, &case.in_f32(set), &windowed.in_f32(set), 1e-5, set.name());
     }
     case.bias.as_mut().unwrap().fill(f64::NEG_INFINITY);
     for set in InstructionSet::available() {
-        let Outcome { out, d_q, d_k, d_bias, .. } = case.tiled_f32(set);
+        let Outcome { out, d_q, d_k, d_bias, .. } = case.in_f32(set);
         assert!(out.iter().chain(&d_q).chain(&d_k).chain(&d_bias).all(|&x| x == 0.0), "{set:?}");
     }
 }
@@ -515,7 +467,7 @@ fn outputs_ignore_the_future() {
         values.chunks_mut(head).flat_map(|head| &mut head[seen..]).for_each(|x| *x = 3.0 - *x);
     }
     for set in InstructionSet::available() {
-        let (one, other) = (case.tiled_f32(set).out, changed.tiled_f32(set).out);
+        let (one, other) = (case.in_f32(set).out, changed.in_f32(set).out);
         for (one, other) in one.chunks(head).zip(other.chunks(head)) {
             assert_eq!(one[..seen], other[..seen], "{set:?}");
             assert_ne!(one[seen..], other[seen..], "{set:?}");
@@ -546,7 +498,7 @@ proptest! {
         other.gate_cumsum = other.gate_cumsum.map(|gate_cumsum| turned(&gate_cumsum, batch, kv_heads));
         prop_assert!(heads.is_multiple_of(kv_heads));
         for set in InstructionSet::available() {
-            let (one, other) = (case.tiled_f32(set), other.tiled_f32(set));
+            let (one, other) = (case.in_f32(set), other.in_f32(set));
             let per_sequence = |o: &Outcome<f64>| [&o.out, &o.d_q, &o.d_k, &o.d_v, &o.d_gate_cumsum].map(Clone::clone);
             for (one, other) in per_sequence(&one).into_iter().zip(per_sequence(&other)) {
                 prop_assert_eq!(turned(&one, batch, kv_heads), other);
@@ -564,7 +516,7 @@ fn weights_sum_to_one() {
         let mut case = Case::new(dims(1, 2, 1, queries, 600, 3), 25);
         case.v.fill(1.0);
         for set in InstructionSet::available() {
-            for x in case.tiled_f32(set).out {
+            for x in case.in_f32(set).out {
                 assert!((x - 1.0).abs() < 1e-6, "{set:?} {x}"); // a sum of up to 600 roundings of 6e-8, most of them averaged out
             }
         }
@@ -584,7 +536,7 @@ fn queries_that_see_one_key_have_no_gradient_in_their_score() {
     ];
     for case in alone {
         for set in InstructionSet::available() {
-            let outcome = case.clone().rounded().tiled_f32(set);
+            let outcome = case.clone().rounded().in_f32(set);
             for gradient in [outcome.d_q, outcome.d_k, outcome.d_bias, outcome.d_rows, outcome.d_profiles] {
                 assert!(gradient.iter().all(|&d| d == 0.0), "{set:?}, {:?}", case.mask);
             }
@@ -593,12 +545,12 @@ fn queries_that_see_one_key_have_no_gradient_in_their_score() {
     }
     let first_rows_alone = Case { documents: Some(in_documents(&[40, 110])), ..Case::new(all, 8) };
     for set in InstructionSet::available() {
-        let outcome = first_rows_alone.clone().rounded().tiled_f32(set);
+        let outcome = first_rows_alone.clone().rounded().in_f32(set);
         for (at, row) in outcome.d_q.chunks_exact(24).enumerate() {
             assert_eq!(row.iter().all(|&d| d == 0.0), [0, 40].contains(&(at % 150)), "{set:?}, row {at}");
         }
         // a sink takes weight from the key
-        let with_sinks = first_rows_alone.clone().softened(false, true).rounded().tiled_f32(set);
+        let with_sinks = first_rows_alone.clone().softened(false, true).rounded().in_f32(set);
         assert!(with_sinks.d_q[..24].iter().any(|&d| d != 0.0));
     }
 }
@@ -607,14 +559,14 @@ fn queries_that_see_one_key_have_no_gradient_in_their_score() {
 fn empty_sizes_do_nothing() {
     for (queries, keys) in [(0, 5), (5, 0), (1, 0)] {
         let case = Case::new(dims(1, 2, 2, queries, keys, 3), 26);
-        assert_eq!(case.tiled_f64().out, case.naive().out);
+        assert_eq!(case.in_f64().out, case.naive().out);
     }
 }
 
 /// Every engine's results for a case.
 fn on_every_engine(case: &Case) -> impl Iterator<Item = (&'static str, Outcome<f64>)> {
-    let tiled = InstructionSet::available().map(|set| (set.name(), case.tiled_f32(set)));
-    tiled.chain([("f64", case.tiled_f64()), ("naive", case.naive())])
+    let tiled = InstructionSet::available().map(|set| (set.name(), case.in_f32(set)));
+    tiled.chain([("f64", case.in_f64()), ("naive", case.naive())])
 }
 
 #[test]
@@ -671,7 +623,7 @@ fn unwanted_table_gradients_change_nothing() {
             out: ViewMut<f32>,
             lse: &mut [f32],
         ) {
-            super::forward(problem, q, k, v, out, lse);
+            crate::attention::forward(problem, q, k, v, out, lse);
         }
         fn backward(
             &self,
@@ -679,11 +631,15 @@ fn unwanted_table_gradients_change_nothing() {
             saved: AttentionSaved<f32>,
             gradients: AttentionGradients<f32>,
         ) {
-            super::backward(problem, saved, AttentionGradients { d_bias: None, d_weight: None, ..gradients });
+            crate::attention::backward(
+                problem,
+                saved,
+                AttentionGradients { d_bias: None, d_weight: None, ..gradients },
+            );
         }
     }
     let case = full_case();
-    let (with, without) = (case.tiled_f32(InstructionSet::current()), case.run(&Without, |x| x as f32, f64::from));
+    let (with, without) = (case.in_f32(InstructionSet::current()), case.run(&Without, |x| x as f32, f64::from));
     assert_eq!((with.d_q, with.d_k, with.d_v), (without.d_q, without.d_k, without.d_v));
     assert!(without.d_bias.iter().chain(&without.d_weight).all(|x| x.is_nan()), "left as they were");
 }
