@@ -47,7 +47,7 @@ struct ExperimentFile {
 }
 
 /// Every experiment file, by paper and scale.
-const FILES: [ExperimentFile; 28] = [
+const FILES: [ExperimentFile; 29] = [
     ExperimentFile { paper: "arena", scale: "small", text: include_str!("../experiments/arena-small.toml") },
     ExperimentFile { paper: "borders", scale: "small", text: include_str!("../experiments/borders-small.toml") },
     ExperimentFile { paper: "budget", scale: "small", text: include_str!("../experiments/budget-small.toml") },
@@ -69,6 +69,7 @@ const FILES: [ExperimentFile; 28] = [
     ExperimentFile { paper: "levels", scale: "small", text: include_str!("../experiments/levels-small.toml") },
     ExperimentFile { paper: "order", scale: "small", text: include_str!("../experiments/order-small.toml") },
     ExperimentFile { paper: "reach", scale: "small", text: include_str!("../experiments/reach-small.toml") },
+    ExperimentFile { paper: "rivals", scale: "small", text: include_str!("../experiments/rivals-small.toml") },
     ExperimentFile { paper: "seeds", scale: "small", text: include_str!("../experiments/seeds-small.toml") },
     ExperimentFile { paper: "shift", scale: "small", text: include_str!("../experiments/shift-small.toml") },
     ExperimentFile { paper: "spe", scale: "smoke", text: include_str!("../experiments/spe-smoke.toml") },
