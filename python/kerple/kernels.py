@@ -82,15 +82,22 @@ def table(
 ) -> tuple[np.ndarray | None, np.ndarray | None]:
     """Bias and weight over distances, ``[H, length]`` each in f64; None where a method has none.
 
-    ``values`` are the learned parameters, concatenated; by default the initial values. Methods that
-    distinguish later keys from earlier ones have ``2 length - 1`` columns, from distance
-    ``-(length - 1)`` on.
+    ``values`` are the learned parameters, concatenated: the first one of all heads, then the second; by
+    default the initial values. Methods that distinguish later keys from earlier ones have
+    ``2 length - 1`` columns, from distance ``-(length - 1)`` on.
     """
+    for name, value in (("heads", heads), ("length", length)):
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise TypeError(f"{name} = {value!r} must be a whole number")
+        if value < 1:
+            raise ValueError(f"{name} = {value} is out of range, it must be at least 1")
     native = encoding(kind, heads, head_dim, train_len, keys)
     has_bias, has_weight, two_sides = native.tables
     if not (has_bias or has_weight):
         raise ValueError(f"kind = {kind!r} has no table over distances")
-    stored = np.array(native.initial(seed, 0) if values is None else values, dtype=np.float64).ravel()
+    stored = np.array(native.initial(seed, 0) if values is None else values, dtype=np.float64)
+    if stored.ndim != 1:  # rows of heads and rows of parameters may have the same shape
+        raise ValueError(f"values: expected one list, the first parameter of all heads, then the second, got shape {stored.shape}")
     shape = (heads, 2 * length - 1 if two_sides else length)
     bias, weight = (np.empty(shape) if has else None for has in (has_bias, has_weight))
     native.table(

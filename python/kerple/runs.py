@@ -264,10 +264,18 @@ class Run:
         return Curves(curves, "distance d, tokens", f"{what} at step {last['step']}")
 
     def draw_evaluations(self) -> Curves:
-        """Perplexity by length, one curve per protocol and split."""
-        table, curves = self.evaluations, {}
+        """Perplexity by length, one curve per protocol and split, and per window, step and text where these differ."""
+        rows, curves = _lines(self.path / "evaluation.jsonl"), {}
+        table = Table.of(rows)
         if "eval_len" in table:
+            told = {
+                "window": [row.get("window") for row in rows], "step": [row.get("step") for row in rows],
+                "text": [str((row.get("text") or {}).get("checksum"))[:8] for row in rows],
+            }  # fmt: skip
             settings = [f"{a} {b}" for a, b in zip(table["protocol"], table["split"], strict=True)]
+            for name, values in told.items():
+                if len(set(values)) > 1:
+                    settings = [f"{setting}, {name} {value}" for setting, value in zip(settings, values, strict=True)]
             for setting in dict.fromkeys(settings):
                 own = np.array([one == setting for one in settings])
                 order = np.argsort(table["eval_len"][own], kind="stable")
@@ -281,7 +289,7 @@ class Run:
         self, *, lengths: Iterable[int] = (), protocol: str | None = None, **options: Any
     ) -> list[dict[str, Any]]:
         """Runs ``kerple eval`` on this run and returns the rows that it prints."""
-        told = [str(length) for length in lengths]
+        told = [str(length) for length in _several("lengths", lengths, "[512, 1024]")]
         told = ["--lengths", ",".join(told)] if told else []
         told += ["--protocol", protocol] if protocol else []
         out = _command(["eval", str(self.path), *told, "--json", *_options(options)])
@@ -411,7 +419,7 @@ def compare(
         "--config",
         str(config),
         "--encodings",
-        ",".join(encodings),
+        ",".join(_several("encodings", encodings, '["alibi", "kerple_log"]')),
         "--out",
         str(out),
         "--seeds",
@@ -422,13 +430,29 @@ def compare(
 
 
 def runs(path: str | os.PathLike[str]) -> dict[tuple[str, int], Run]:
-    """The runs below a folder, by folder name and seed."""
-    found = {}
+    """The runs below a folder, by folder name and seed.
+
+    Raises:
+        ValueError: two runs have the same of both; the message names their folders.
+    """
+    found: dict[tuple[str, int], Run] = {}
     for plan in sorted(Path(path).rglob("plan.json")):
         run = Run(plan.parent)
         seed = re.fullmatch(r"seed-(\d+)", run.path.name)
-        found[(run.path.parent.name if seed else run.path.name, int(seed.group(1)) if seed else 0)] = run
+        label = (run.path.parent.name if seed else run.path.name, int(seed.group(1)) if seed else 0)
+        if label in found:
+            raise ValueError(
+                f"{found[label].path} and {run.path} are both {label[0]!r} with seed {label[1]}; give a folder that contains one of them"
+            )
+        found[label] = run
     return found
+
+
+def _several(name: str, values: object, such: str) -> Iterable[Any]:
+    """A list or other iterable; a text would be taken letter by letter."""
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise TypeError(f"{name} = {values!r} must be a list, such as {such}")
+    return values
 
 
 def _settings(options: dict[str, Any]) -> list[str]:

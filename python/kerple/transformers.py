@@ -16,7 +16,7 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -61,6 +61,7 @@ _PACKED = packed_sequence_compatibility_function and packed_sequence_compatibili
 _WITHOUT_BEARING = frozenset(
     {
         "cache_position",
+        "deterministic",
         "is_causal",
         "layer_idx",
         "logits_to_keep",
@@ -81,14 +82,17 @@ class Sight(Tensor):
     """The attention mask: which keys queries attend to, in place of a mask of all pairs.
 
     It contains no numbers. It is a tensor of four dimensions because models pass masks on as such,
-    and it stays unchanged where they convert one.
+    and it stays unchanged where they convert one. A model that computes with its mask is refused.
     """
 
-    causal: bool
+    #: None in a tensor that PyTorch computed from a mask.
+    causal: bool | None = None
     #: Queries attend only to keys with ``|d| < window``.
     window: int | None
     #: Number of keys that count; the last query is at the position of the last of them. None: all.
     keys: int | None
+    #: Number of keys that the mask covers, with those of a cache that are still empty; None: any.
+    covered: int | None
     #: The first key of each sequence and one after its last, ``[B]``; None: no padding.
     starts: Tensor | None
     ends: Tensor | None
@@ -110,10 +114,11 @@ class Sight(Tensor):
         ends: Tensor | None,
         documents: Tensor | None = None,
         intervals: tuple[Tensor, Tensor] | None = None,
+        covered: int | None = None,
     ) -> Sight:
         sight = torch.empty(1, 1, 0, 0).as_subclass(Sight)
         sight.causal, sight.window, sight.keys, sight.starts, sight.ends = causal, window, keys, starts, ends
-        sight.documents, sight.intervals = documents, intervals
+        sight.documents, sight.intervals, sight.covered = documents, intervals, covered
         sight.read_documents, sight.read_positions = None, None
         return sight
 
@@ -122,6 +127,15 @@ class Sight(Tensor):
 
     def contiguous(self, *_: object, **__: object) -> Sight:
         return self
+
+    def detach(self) -> Sight:
+        return self
+
+    def _computed(self, *_: object, **__: object) -> NoReturn:
+        raise _refuse("the model computes with its attention mask, which is not a matrix of all pairs here")
+
+    __getitem__ = __add__ = __radd__ = __mul__ = __rmul__ = __and__ = __rand__ = __or__ = __ror__ = __invert__ = _computed
+    masked_fill = expand = repeat = reshape = view = repeat_interleave = _computed
 
 
 class RowBias(Tensor):
@@ -297,6 +311,11 @@ def mask(
     ``device``.
     """
     q_offset = int(q_offset)
+    if attention_mask is not None and (attention_mask.dim() != 2 or attention_mask.shape[0] != batch_size):
+        raise _refuse(
+            f"an attention mask of shape {tuple(attention_mask.shape)} for {batch_size} sequences",
+            f"use one of [B, K] with B = {batch_size}, or none",
+        )
     causal, window = mask_function is not bidirectional_mask_function, None
     documents = intervals = None
     if causal and mask_function is not causal_mask_function:
@@ -332,9 +351,9 @@ def mask(
         first = first if starts is None else torch.maximum(first, starts[:, None])
         last = last if ends is None else torch.minimum(last, ends[:, None])
         first, last = (whole_numbers("intervals", x, device) for x in (first, last))
-        return Sight.of(False, None, keys, None, None, None, (first, last))
+        return Sight.of(False, None, keys, None, None, None, (first, last), kv_length)
     told = (whole_numbers(name, x, device) for name, x in (("starts", starts), ("ends", ends), ("documents", documents)))
-    return Sight.of(causal, window, keys, *told)
+    return Sight.of(causal, window, keys, *told, covered=kv_length)
 
 
 def _told_documents(options: dict[str, Any], sight: Sight, queries: int, keys: int, batch: int) -> Tensor | None:
@@ -347,6 +366,8 @@ def _told_documents(options: dict[str, Any], sight: Sight, queries: int, keys: i
         return sight.documents
     if batch != 1:
         raise _refuse(f"cu_seq_lens_q and cu_seq_lens_k of {batch} rows", "flatten the batch to one row")
+    if sight.starts is not None or sight.ends is not None:
+        raise _refuse("cu_seq_lens beside an attention mask that hides keys", "leave out the mask and its tokens")
     told = next(iter(given.values()))
     if sight.read_documents is not None and sight.read_documents[0] is told:
         return sight.read_documents[1]
@@ -389,10 +410,18 @@ def _check(options: dict[str, Any]) -> None:
             raise _refuse(f"the model hands {name} to attention, which is not known here")
 
 
+def _check_covered(sight: Sight, key: Tensor) -> None:
+    """Of a mask with more or fewer columns than there are keys, it is not known which tokens they are."""
+    if sight.covered is not None and sight.covered != key.shape[2]:
+        raise _refuse(
+            f"an attention mask of {sight.covered} columns for {key.shape[2]} keys", "give it one column per token, or leave it out"
+        )
+
+
 def _bias_of(position_bias: Tensor, sight: Sight, queries: int, keys: int) -> Tensor | None:
-    """A bias per pair, ``[1, H, Q, K]``, as a bias per distance."""
-    if getattr(position_bias, "_kerple_distances", False):
-        return position_bias[0, :, 0]
+    """A bias per pair, ``[1, H, Q, K]``, as a bias per distance; T5's already is one, ``[H, L]``."""
+    if position_bias.dim() == 2:
+        return position_bias
     if tuple(position_bias.shape[-2:]) != (queries, keys) or position_bias.shape[0] != 1:
         raise _refuse(f"position_bias: expected [1, H, {queries}, {keys}], got {tuple(position_bias.shape)}")
     behind = position_bias[0, :, -1].flip(-1)  # of the last query, from distance 0 on
@@ -439,12 +468,15 @@ def attend(
         raise _refuse(
             f"a mask of shape {tuple(sight.shape)}; masks of pairs are not taken", "use one of [B, K], or none"
         )
+    if sight.causal is None:
+        sight._computed()
     relative = None
     if isinstance(position_bias, RowBias):
         relative, position_bias = position_bias.relative, None
+    _check_covered(sight, key)
     if sight.keys is not None and sight.keys < key.shape[2]:
         key, value = key[:, :, : sight.keys], value[:, :, : sight.keys]
-        if position_bias is not None and position_bias.shape[-2] == query.shape[2] > 1:
+        if position_bias is not None and position_bias.dim() == 4 and position_bias.shape[-2] == query.shape[2] > 1:
             position_bias = position_bias[..., : sight.keys]
     bias = None
     if position_bias is not None:
@@ -513,10 +545,12 @@ def _bloom_forward(
     query, key, value = self._reshape(self.query_key_value(hidden_states))
     if layer_past is not None:
         key, value = layer_past.update(key, value, self.layer_idx)
+    _check_covered(attention_mask, key)
     key, value = (x[:, :, : attention_mask.keys] for x in (key, value))
     # slope * j differs by a constant per row from slope * (j - i), and the softmax ignores it
     slopes = modeling_bloom._get_alibi_slopes(self.num_heads, hidden_states.device).to(torch.float32)
-    bias = -slopes[:, None] * torch.arange(key.shape[2], device=slopes.device)
+    nearest = 0 if attention_mask.causal else 1 - key.shape[2]
+    bias = -slopes[:, None] * torch.arange(nearest, key.shape[2], device=slopes.device)
     out = _call(query, key, value, attention_mask, bias=bias, scale=self.inv_norm_factor, dropout_p=dropout)
     out = self.dense(out.flatten(2))
     return modeling_bloom.dropout_add(out, residual, self.hidden_dropout, self.training), None
@@ -535,6 +569,7 @@ def _mpt_forward(self, hidden_states, position_bias, past_key_values=None, atten
     )
     if past_key_values is not None:
         key, value = past_key_values.update(key, value, self.layer_idx)
+    _check_covered(attention_mask, key)
     key, value = (x[:, :, : attention_mask.keys] for x in (key, value))
     # of the last query of the longest sequence: from distance 0 on when read from its end
     bias = None if position_bias is None else position_bias[:, -1].flip(-1)
@@ -553,9 +588,7 @@ def _t5_bias(self, query_length, key_length, device=None, past_seen_tokens=0):
         num_buckets=self.relative_attention_num_buckets,
         max_distance=self.relative_attention_max_distance,
     )
-    bias = self.relative_attention_bias(bucket).T[None, :, None]
-    bias._kerple_distances = True
-    return bias
+    return self.relative_attention_bias(bucket).T
 
 
 def _inkling_forward(self, *arguments, **options):

@@ -278,6 +278,18 @@ def test_symmetric_depends_on_the_absolute_distance():
     torch.testing.assert_close(attention(q, k, v, bias=symmetric(bias), causal=False), want, rtol=0, atol=1e-12)
 
 
+def test_a_table_of_another_shape_is_not_made_symmetric():
+    for shape in ((3,), (1, 2, 3)):
+        with pytest.raises(ValueError, match=r"table: expected \[H, L\]"):
+            symmetric(torch.zeros(shape))
+
+
+def test_numbers_may_be_tensors_without_a_gradient():
+    q, k, v = tensors()
+    want = attention(q, k, v, scale=0.25, softcap=2.0)
+    assert torch.equal(attention(q, k, v, scale=torch.tensor([0.25]), softcap=torch.tensor(2.0)), want)
+
+
 def test_a_second_derivative_is_refused():
     q = torch.randn(1, 1, 3, 2, dtype=torch.float64, requires_grad=True)
     (d,) = torch.autograd.grad(attention(q, q, q).sum(), q, create_graph=True)
@@ -341,7 +353,13 @@ def tensors(**changed):
         (tensors(), dict(window=2, sink_tokens=4, causal=False), ValueError, ["sink_tokens = 4", "causal=True"]),
         (tensors(), dict(window=2, sink_tokens=4, key_starts=[[0] * 4]), ValueError, ["sink_tokens", "intervals of keys per query"]),
         (tensors(), dict(scale=math.nan), ValueError, ["scale = NaN"]),
+        (tensors(), dict(scale=True), TypeError, ["scale = True", "a number"]),
+        (tensors(), dict(scale="1"), TypeError, ["scale = '1'", "a number"]),
+        (tensors(), dict(scale=torch.ones(2)), ValueError, ["scale", "(2,)", "multiply q by it"]),
+        (tensors(), dict(scale=torch.ones((), requires_grad=True)), ValueError, ["scale", "none reaches it", "multiply q by it", "scale.item()"]),
         (tensors(), dict(softcap=0.0), ValueError, ["softcap"]),
+        (tensors(), dict(softcap=True), TypeError, ["softcap = True", "a number"]),
+        (tensors(), dict(softcap=torch.ones((), requires_grad=True)), ValueError, ["softcap", "none reaches it", "softcap.item()"]),
         (tensors(), dict(sinks=torch.zeros(3)), ValueError, ["sinks", "[H] = [2]", "[3]"]),
         (tensors(), dict(gates=torch.zeros(1, 2, 3)), ValueError, ["gates", "[B, H, K] = [1, 2, 4]", "(1, 2, 3)"]),
         (tensors(), dict(gates=[0.0]), TypeError, ["gates", "torch.Tensor"]),
@@ -352,6 +370,9 @@ def tensors(**changed):
         (tensors(), dict(key_lengths=[-1]), ValueError, ["key_lengths[0] = -1"]),
         (tensors(), dict(key_starts=[1, 2]), ValueError, ["key_starts", "[B] = [1]", "[2]"]),
         (tensors(), dict(key_lengths=[1.5]), TypeError, ["key_lengths", "whole numbers"]),
+        # a mask of 1 and 0 is not the end of an interval of each query
+        (tensors(), dict(key_lengths=[[1, 1, 1, 0]]), ValueError, ["key_lengths", "[B] = [1]", "(1, 4)", "mask.sum(1)", "key_ends"]),
+        (tensors(), dict(causal=False, key_lengths=[[1, 1, 1, 0]], key_starts=[[0] * 4]), ValueError, ["key_lengths", "[B] = [1]"]),
         ([[1.0], torch.zeros(1), torch.zeros(1)], {}, TypeError, ["q", "torch.Tensor", "list"]),
         ([x.int() for x in tensors()], {}, TypeError, ["q", "int32", "float32"]),
         ([tensors()[0], tensors()[1].double(), tensors()[2]], {}, TypeError, ["k", "float64", "float32"]),

@@ -125,6 +125,14 @@ def test_the_command_tests_the_suite(monkeypatch, capsys):
     assert "expected: window, out" in (printed := capsys.readouterr().out) and "1 of 2 mutants" in printed
 
 
+@pytest.mark.parametrize("arguments", ["--mutants --json", "--mutants --dtype float32", "--mutants --case window", "--list --mutants", "--list --json"])
+def test_options_without_effect_are_refused(arguments, capsys):
+    of = importlib.import_module("kerple.conformance.__main__")
+    assert of.main(arguments.split()) == 2
+    mode, name = arguments.split()[:2]
+    assert f"error: {name} has no effect with {mode}" in capsys.readouterr().err
+
+
 def test_a_mutant_that_changes_nothing_is_refused_or_survives():
     with pytest.raises(ValueError, match="contains 0 times"):
         Mutant("none", "no such line", "", "bias").first_failure()

@@ -242,6 +242,13 @@ def test_reference_values(case):
         ("householder", {"key_lengths": [1, 41]}, ValueError, "key_lengths[1] = 41 is out of range"),
         ("decays", {"path_bias": (0, 0, [])}, ValueError, "decays and path_bias exclude each other"),
         ("householder", {"window": 0}, ValueError, "window"),
+        ("path_bias", {"path_bias": (torch.zeros(2, 4, 40, 6), torch.zeros(2, 4, 40, 6), 1.0)}, TypeError, "path_bias[2] = 1.0 must be a list"),
+        (
+            "path_bias", {"path_bias": (torch.zeros(2, 4, 40, 6), torch.zeros(2, 4, 40, 6), torch.ones(4, requires_grad=True))}, ValueError,
+            "path_bias[2][0]: requires a gradient, but none reaches it",
+        ),
+        ("decays", {"scale": torch.ones((), requires_grad=True)}, ValueError, "scale: requires a gradient, but none reaches it"),
+        ("decays", {"softcap": True}, TypeError, "softcap = True must be a number"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_words(kind, options, error, words):

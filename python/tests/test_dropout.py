@@ -215,6 +215,11 @@ def test_refusals(given, error, words):
         attention(*qkv(), **given)
 
 
+def test_a_mask_has_a_seed():
+    with pytest.raises(TypeError, match="dropout_seed: None draws another seed in every call"):
+        dropout_mask(None, 0.5, 1, 1, 2, 2)
+
+
 def test_both_directions_of_a_symmetric_bias():
     q, k, v = qkv(6, 6)
     bias = symmetric(random(2, 6))

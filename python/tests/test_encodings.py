@@ -624,6 +624,19 @@ def test_tables_without_torch_are_the_same():
         kerple.table("rotary", 4, 20)
 
 
+def test_parameters_of_a_table_without_torch_have_one_order():
+    # two rows of two: per head or per parameter?
+    with pytest.raises(ValueError, match=r"values: expected one list, the first parameter of all heads, .* \(2, 2\)"):
+        kerple.table("kerple_log", 2, 5, values=[[1.0, 2.0], [3.0, 4.0]])
+    rows, _ = kerple.table("kerple_log", 2, 2, values=[1.0, 2.0, 3.0, 4.0])
+    np.testing.assert_allclose(rows[:, 1], [-np.log1p(3.0), -2 * np.log1p(4.0)])
+    for made in (dict(heads=-2, length=5), dict(heads=2, length=-1)):
+        with pytest.raises(ValueError, match="is out of range, it must be at least 1"):
+            kerple.table("kerple_log", **made)
+    with pytest.raises(TypeError, match="length = 2.5 must be a whole number"):
+        kerple.table("kerple_log", 2, 2.5)
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -650,12 +663,70 @@ def test_tables_without_torch_are_the_same():
         (lambda: Encoding("rotary", 4, 8, scaling="self_extend"), "`scaling`: only `kerple eval`"),
         (lambda: KVCache().append(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 4, 4)), "alike"),
         (lambda: KVCache(window=0), "window = 0"),
+        (lambda: KerpleLog(heads=-1), "heads = -1 is out of range"),
+        (lambda: KerpleLog(heads=2, seed=-1), "seed = -1 is out of range"),
+        (lambda: kt.GrapeAp(2, 4).path_bias(torch.zeros(1, 3, 8), first=2, cu_seqlens=[0, 3]), "first = 2: packed documents"),
+        (lambda: kt.GrapeAp(2, 4).path_bias(torch.zeros(1, 3, 8), first=-1), "first = -1 is out of range"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_words(make, words):
     with pytest.raises(ValueError) as caught:
         make()
     assert words in str(caught.value), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: KerpleLog(heads=2.5), "heads = 2.5 must be a whole number"),
+        (lambda: KerpleLog(heads=True), "heads = True must be a whole number"),
+        (lambda: KerpleLog(heads=2, layer=1.5), "layer = 1.5 must be a whole number"),
+        (lambda: KerpleLog(heads=2, dtype=torch.complex64), "dtype = torch.complex64 must be a type of real numbers"),
+        (lambda: KerpleLog(heads=2).table(2.5), "length = 2.5 must be a whole number"),
+        (lambda: KerpleLog(heads=2).table(4, dtype=torch.int32), "dtype = torch.int32 must be a type of real numbers"),
+        (lambda: KerpleLog(heads=2).table(4, causal=0), "causal = 0 must be True or False"),
+        (lambda: KVCache(window=2.5), "window = 2.5 must be a whole number; None keeps all"),
+        # its weights would be cast to whole numbers
+        (lambda: kt.Fox(2, 4).gates(torch.zeros(1, 3, 8, dtype=torch.int64)), "rows: dtype torch.int64 is not supported"),
+    ],
+)
+def test_types_that_do_not_fit_are_refused_in_words(make, words):
+    with pytest.raises(TypeError) as caught:
+        make()
+    assert words in str(caught.value), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("rotary", {}), ("rotary", {"pct": 0.5}), ("xpos", {}), ("pope", {}), ("fope", {}), ("transformer_xl", {}), ("t5", {}), ("alibi", {"scale": "inside"})],
+)
+def test_other_features_per_head_than_it_was_made_for_are_refused(kind, options):
+    """Fewer would turn only some features, and tables that depend on them would be too large or too small."""
+    x = inputs(heads=2)[0]
+    Encoding(kind, 2, 6, **options)(x, x, x)
+    for features in (4, 12):
+        with pytest.raises(ValueError, match=f"q: 6 features per head, but {kind} was made with head_dim = {features}; make it with head_dim=6"):
+            Encoding(kind, 2, features, **options)(x, x, x)
+    if kind in ("pope", "fope", "transformer_xl"):
+        with pytest.raises(ValueError, match=f"q: 2 heads, but {kind} was made with heads = 4; make it with heads=2"):
+            Encoding(kind, 4, 6, **options)(x, x, x)
+    if kind in ("pope", "fope"):
+        with pytest.raises(ValueError, match=f"which alone have positions in {kind}"):
+            Encoding(kind, 2, 6, **options)(x, x[:, :, 1:], x[:, :, 1:])
+
+
+def test_tables_that_do_not_depend_on_features_are_for_any_number_of_them():
+    x = inputs(heads=2)[0]
+    assert torch.equal(KerpleLog(2, seed=0)(x, x, x), KerpleLog(2, 6, seed=0)(x, x, x))
+
+
+@pytest.mark.parametrize("kind", ["rotary", "pope", "fope", "transformer_xl", "fire", "kerple_log"])
+def test_another_spelling_of_a_kind_is_the_same_kind(kind):
+    """`kerple train` takes it, too."""
+    spelt = {"rotary": "RoPE", "pope": "PoPE", "fope": "FoPE", "transformer_xl": "Transformer-XL", "fire": "FIRE", "kerple_log": "KERPLE-log"}[kind]
+    x = inputs(heads=2)[0]
+    other, own = Encoding(spelt, 2, 6, seed=3), Encoding(kind, 2, 6, seed=3)
+    assert other.kind == kind and torch.equal(other(x, x, x), own(x, x, x))
 
 
 def test_keys_that_are_no_numbers_are_refused():

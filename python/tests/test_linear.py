@@ -175,6 +175,7 @@ def test_opcheck(kind, documents, path):
         (lambda: LinearAttention("t5", 2), "does not support t5"),
         (lambda: LinearAttention("kerple_log", 2, features="cosine"), "favor, relu, elu"),
         (lambda: LinearAttention("kerple_log", 2, count=7), "count = 7"),
+        (lambda: LinearAttention("kerple_log", 2, count=2.5), "count = 2.5 must be a whole number"),
         (lambda: LinearAttention("kerple_log", 2, 5)(*inputs()), "2 heads of 5"),
         (lambda: module("kerple_log")(*inputs(), key_lengths=[1, 301]), "key_lengths[1] = 301"),
         (lambda: module("kerple_log")(*inputs(), causal=False, state=LinearState()), "state"),

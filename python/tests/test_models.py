@@ -16,7 +16,7 @@ SIZES = dict(
     decoder_layers=1, encoder_layers=1, decoder_attention_heads=4, encoder_attention_heads=4, decoder_ffn_dim=48, encoder_ffn_dim=48,
 )  # fmt: skip
 TAKEN = """apertus arcee bert bitnet bloom cohere cohere2 ctrl diffllama electra exaone4 gemma gemma2 gemma3_text glm glm4
-gpt2 gpt_bigcode gpt_neox granite helium jetmoe lfm2 llama llama4_text ministral mistral mixtral mpt nemotron olmo olmo2 olmo3
+gpt2 gpt_bigcode gpt_neox gpt_oss granite helium jetmoe lfm2 llama llama4_text ministral mistral mixtral mpt nemotron olmo olmo2 olmo3
 opt persimmon phi phi3 qwen2 qwen2_moe qwen3 qwen3_moe recurrent_gemma roberta seed_oss smollm3 starcoder2""".split()
 REFUSED = """bart biogpt codegen doge falcon gpt_neo gptj mamba openai-gpt rembert roformer rwkv stablelm xlm
 xlnet""".split()

@@ -406,6 +406,8 @@ def test_what_a_layer_refuses():
     for run, words in [
         (lambda: layer(q, k, v), r"positions: there are none; make them .* `positions\(rows\)`"),
         (lambda: layer.positions(torch.zeros(1, 3, 11)), "with M = 10"),
+        (lambda: layer.positions(torch.zeros(2, 3, 10), after=torch.zeros(2, dtype=torch.float64)), r"after: expected \[B, H\] = \[2, 2\]"),
+        (lambda: kt.SelectiveRope(2, 6).angles(torch.zeros(2, 3, 12), after=torch.zeros(2, 3)), r"after: expected \[B, H, D/2\] = \[2, 2, 3\]"),
         (lambda: kt.KerpleLog(2).positions(torch.zeros(1, 3, 128)), "'kerple_log' makes no learned positions"),
         (lambda: kt.Fox(2).position_kernel, "'fox' has no kernel of learned positions"),
         (lambda: kt.KerpleLog(2, 5)(q, k, v, positions=learned("log")[0]), "'kerple_log' has no kernel of them"),

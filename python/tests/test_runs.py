@@ -233,6 +233,36 @@ def test_folders_with_old_names_are_refused(tmp_path, file, text, named):
     assert named in str(error.value) and "train the run again" in str(error.value)
 
 
+def test_two_runs_of_one_label_and_seed_are_refused(tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder / "alibi").mkdir(parents=True)
+        write(tmp_path / folder / "alibi" / "seed-1")
+    assert list(runs.runs(tmp_path / "a")) == [("alibi", 1)]
+    with pytest.raises(ValueError, match="a/alibi/seed-1 and .*b/alibi/seed-1 are both 'alibi' with seed 1"):
+        runs.runs(tmp_path)
+
+
+def test_a_text_is_not_taken_letter_by_letter(tmp_path):
+    run = write(tmp_path / "run")
+    for lengths in ("512", 512):
+        with pytest.raises(TypeError, match=f"lengths = {lengths!r} must be a list"):
+            run.evaluate(lengths=lengths)
+    with pytest.raises(TypeError, match="encodings = 'alibi,rotary' must be a list"):
+        runs.compare("run.toml", "alibi,rotary", tmp_path / "out")
+
+
+def test_evaluations_of_other_steps_windows_and_texts_are_curves_of_their_own(tmp_path):
+    row = dict(protocol="last:64", split="test", eval_len=64, perplexity=2.0, window=None, step=10, text=dict(checksum="0123456789"))
+    lines = lambda *rows: "".join(json.dumps({**row, **one}) + "\n" for one in rows)  # noqa: E731
+    one = write(tmp_path / "one", evaluation_jsonl=lines({}, dict(eval_len=128)))
+    assert list(one.draw_evaluations().curves) == ["last:64 test"]
+    several = write(tmp_path / "several", evaluation_jsonl=lines({}, dict(window=32), dict(step=20), dict(text=dict(checksum="a" * 32))))
+    assert list(several.draw_evaluations().curves) == [
+        "last:64 test, window None, step 10, text 01234567", "last:64 test, window 32, step 10, text 01234567",
+        "last:64 test, window None, step 20, text 01234567", "last:64 test, window None, step 10, text aaaaaaaa",
+    ]  # fmt: skip
+
+
 def test_weights_that_lie_outside_of_their_file_are_refused(tmp_path):
     run = write(tmp_path / "run")
     folder = run.path / "checkpoints" / "step-00000004"

@@ -187,6 +187,42 @@ def test_gradient_checkpointing_is_the_same():
         assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True)), kind
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "t5"])
+def test_reentrant_checkpoints_keep_masks_and_biases(kind):
+    """They hand detached tensors on to layers."""
+    if kind == "t5":
+        eager, ours = pair(transformers.T5Config(**T5), transformers.AutoModelForSeq2SeqLM)
+    else:
+        eager, ours = pair(DROPPED["gpt2"]())
+    ids, mask = torch.randint(97, (3, 13)), padded("right")
+    for model in (eager, ours):
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=dict(use_reentrant=True))
+        for module in model.train().modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        model(input_ids=ids, attention_mask=mask, labels=ids.where(mask.bool(), -100), use_cache=False).loss.backward()
+    for (name, one), two in zip(eager.named_parameters(), ours.parameters(), strict=True):
+        torch.testing.assert_close(two.grad, one.grad, rtol=1e-8, atol=1e-9, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_bloom_without_a_causal_mask_equals_eager():
+    eager, ours = pair(CONFIGS["bloom"]())
+    for model in (eager, ours):
+        model.config.is_causal = False
+    compare(eager, ours, torch.ones(3, 13, dtype=torch.bool), dict(input_ids=torch.randint(97, (3, 13)), use_cache=False))
+
+
+@pytest.mark.parametrize("side", ["none", "left", "right"])
+def test_modernbert_equals_eager(side):
+    config = transformers.ModernBertConfig(
+        **SIZES, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48, local_attention=6, global_attn_every_n_layers=3,
+        pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2,
+    )  # fmt: skip
+    eager, ours = pair(config, transformers.AutoModelForMaskedLM)
+    mask = padded(side)
+    compare(eager.eval(), ours.eval(), mask.bool(), dict(input_ids=torch.randint(3, 97, mask.shape), attention_mask=mask))
+
+
 def refused(match, config=None, training=True, **inputs):
     _, model = pair(config or CONFIGS["llama"]())
     with pytest.raises(ValueError, match=match):
@@ -251,6 +287,8 @@ def test_cumulative_lengths_must_fit():
         ours(ids, use_cache=False, **of(0, 13))
     with pytest.raises(ValueError, match="begin with 0 and end there"):
         ours(ids[:1], use_cache=False, **of(0, 12))
+    with pytest.raises(ValueError, match="cu_seq_lens beside an attention mask that hides keys"):
+        ours(ids[:1], use_cache=False, attention_mask=padded("right")[1:2], **of(0, 9, 13))
     with pytest.raises(ValueError, match="not the documents of position_ids"):
         ours(ids[:1], use_cache=False, position_ids=PACKED[:1], **of(0, 4, 13))
 
@@ -406,6 +444,39 @@ def test_masks_that_are_no_intervals_are_refused():
     for rule in (with_hole, ahead):
         with pytest.raises(ValueError, match="nor one interval of keys per query"):
             kerple.transformers.mask(2, 7, 7, mask_function=rule)
+
+
+def test_models_that_compute_with_their_mask_are_refused():
+    from kerple.transformers import attend, mask
+
+    sight, q, computes = mask(1, 4, 4), torch.zeros(1, 1, 4, 2), "computes with its attention mask"
+    uses = [
+        lambda x: x[:, :, :2], lambda x: x + q, lambda x: q + x, lambda x: ~x, lambda x: x & True, lambda x: x.masked_fill(q > 0, 0.0),
+        lambda x: x.expand(2, -1, -1, -1),
+    ]  # fmt: skip
+    for use in uses:
+        with pytest.raises(ValueError, match=computes):
+            use(sight)
+    for made in (torch.cat([sight, sight], -1), torch.nn.functional.pad(sight, (0, 1))):
+        with pytest.raises(ValueError, match=computes):
+            attend(torch.nn.Identity(), q, q, q, made)
+    assert attend(torch.nn.Identity(), q, q, q, sight.to(torch.float64).contiguous().detach())[0].shape == (1, 4, 1, 2)
+    assert sight.shape == (1, 1, 0, 0) and sight.dim() == 4 and "Sight" in repr(sight)
+
+
+@pytest.mark.parametrize("kind", ["llama", "mpt", "bloom"])
+def test_masks_of_other_tokens_are_refused(kind):
+    """More or fewer columns than tokens would be taken for the first ones, and queries would be at other positions."""
+    _, model = pair(CONFIGS[kind]())
+    ids = torch.randint(97, (2, 7))
+    for columns in (5, 9):
+        with pytest.raises(ValueError, match=f"an attention mask of {columns} columns for 7 keys; give it one column per token"):
+            model(ids, attention_mask=torch.ones(2, columns), use_cache=False)
+
+
+def test_masks_of_other_shapes_are_refused():
+    for shape in ((1, 7), (2, 7, 7)):
+        refused(r"an attention mask of shape \(.*\) for 2 sequences; use one of \[B, K\] with B = 2", attention_mask=torch.ones(shape, dtype=torch.long))
 
 
 def test_what_is_not_computed_is_refused_by_name():

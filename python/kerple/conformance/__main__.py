@@ -121,7 +121,13 @@ def _mutants(device: torch.device) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     """The exit code: 0 if no check fails, 1 if one fails, 2 if the arguments are invalid."""
-    args = _parser().parse_args(arguments)
+    parser = _parser()
+    args = parser.parse_args(arguments)
+    for mode, without_effect in (("list", ("against", "device", "dtype", "case", "json", "mutants")), ("mutants", ("against", "dtype", "case", "json"))):
+        for name in without_effect if getattr(args, mode) else ():
+            if getattr(args, name) != parser.get_default(name):
+                print(f"error: --{name} has no effect with --{mode}\n\nhint: leave one of the two out", file=sys.stderr)
+                return 2
     if args.list:
         for case in CASES:
             print(f"{case.name:<35}{case.about}")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .._renamed import refuse_arguments
 from . import _maps
-from ._checks import HALF, check_device, check_tensor
+from ._checks import HALF, check_device, check_tensor, scale_of, softcap_of
 from ._documents import documents_of, limits_of, positions_of, whole_numbers
 from ._gpu import DEVICES, dropout_bound, prefix_sums
 from ._ops import call
@@ -212,7 +212,7 @@ def attention(
             distances, as in StreamingLLM: to key j where ``d < window`` or ``j < sink_tokens``. They are counted after
             padding before a sequence, and within each packed document. At most 65536. Time follows the window and these
             keys. Neither intervals of keys per query nor score modifications support it. ``sinks`` is another thing.
-        scale: multiplies ``q k^T``; ``1 / sqrt(D)`` by default.
+        scale: multiplies ``q k^T``; ``1 / sqrt(D)`` by default. A number: to learn it, multiply q by it.
         softcap: scaled scores become ``softcap tanh(s / softcap)`` before anything else.
         sinks: attention sinks, an extra logit per head without a value, ``[H]``.
         gates: log gates, ``[B, H, K]``: how much of the tokens before it each token lets through.
@@ -347,11 +347,9 @@ def attend(
     q, k, v = as_autocast(q, k, v)
     of, dtype = check_qkv(q, k, v)
     starts, ends = limits_of(key_starts, key_ends, key_lengths, q)
-    if scale is None:
-        features = q.shape[-1]
-        if features == 0:
-            raise ValueError(f"q: expected [B, H, Q, D] with D at least 1, got shape {tuple(q.shape)}")
-        scale = features**-0.5
+    if scale is None and q.shape[-1] == 0:
+        raise ValueError(f"q: expected [B, H, Q, D] with D at least 1, got shape {tuple(q.shape)}")
+    scale = scale_of(scale, q.shape[-1])
     if of != dtype and q.device.type not in DEVICES:  # GPUs multiply halves as they are
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     dropout_p, seed = dropout_of(*dropout, q)
@@ -365,8 +363,8 @@ def attend(
         q, k, v, beside("bias", bias, q, dtype), beside("weight", weight, q, dtype), beside("sinks", sinks, q, dtype),
         beside("numbers", numbers, q, dtype), clocks_of(gates, q.shape[1], k, starts, ends, documents),
         *relative_of(relative, q, dtype, causal), x, parameters, starts, ends, documents, seed,
-        encoding, float(scale), flag("causal", causal), _count("window", window, "all"), _count("sink_tokens", sink_tokens, "none"),
-        softcap, dropout_p, kernel,
+        encoding, scale, flag("causal", causal), _count("window", window, "all"), _count("sink_tokens", sink_tokens, "none"),
+        softcap_of(softcap), dropout_p, kernel,
     )  # fmt: skip
     made = made if made.shape[3] == values else made[..., :values]
     return made if made.dtype == of else made.to(of)
@@ -422,8 +420,8 @@ def attend_by_content(
         raise ValueError(f"q: expected [B, H, Q, D] with D at least 1, got shape {tuple(q.shape)}")
     out = attend_between(
         q.to(dtype), k.to(dtype), v.to(dtype), made, clocks_of(gates, q.shape[1], k, None, ends, documents), beside("sinks", sinks, q, dtype),
-        ends, documents, q.shape[-1] ** -0.5 if scale is None else float(scale), flag("causal", causal), _count("window", window, "all"),
-        _count("sink_tokens", sink_tokens, "none"), softcap,
+        ends, documents, scale_of(scale, q.shape[-1]), flag("causal", causal), _count("window", window, "all"),
+        _count("sink_tokens", sink_tokens, "none"), softcap_of(softcap),
     )  # fmt: skip
     return out.to(of)
 
@@ -590,6 +588,8 @@ def dropout_mask(
     ``j, i // 4, b H + h, 0``. The weight is kept if the upper 31 bits are at least ``round(2^31 p)``, which is at most
     ``2^31 - 1``. Here i and j count from the first query and the first key of a row, also where it holds several documents.
     """
+    if seed is None:
+        raise TypeError("dropout_seed: None draws another seed in every call; give the one that attention was given")
     p, seed = dropout_of(p, seed, torch.empty(0, device=device))
     if seed is None:
         return torch.ones(batch, heads, queries, keys, dtype=torch.bool, device=device)
@@ -610,4 +610,6 @@ def symmetric(table: Tensor) -> Tensor:
     """The table ``[H, 2 L - 1]`` over both directions, which depends on ``|d|`` alone, from a table
     ``[H, L]`` over ``d >= 0``.
     """
+    if table.dim() != 2:
+        raise ValueError(f"table: expected [H, L], got shape {tuple(table.shape)}")
     return torch.cat([table[:, 1:].flip(1), table], 1)

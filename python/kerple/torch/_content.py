@@ -11,7 +11,7 @@ from torch import Tensor
 from torch import library as registry
 
 from .. import _native
-from ._checks import check_device, check_tensor
+from ._checks import check_device, check_tensor, number
 from ._documents import whole_numbers
 from ._ops import _check, _compiling, _dense, _library, _out, _room, _rows, _second, _transforms, refuse_tangents, transformable
 
@@ -57,8 +57,15 @@ def between_of(decays: object, path_bias: object, householder: object, q: Tensor
     for at, x in enumerate(value[:2]):
         check_tensor(f"{name}[{at}]", x)
         check_device(f"{name}[{at}]", x, q)
-    slopes = [float(slope) for slope in value[2]] if name == "path_bias" else []
+    slopes = _slopes(value[2]) if name == "path_bias" else []
     return Between(name, value[0].to(dtype), value[1].to(dtype), slopes)
+
+
+def _slopes(given: object) -> list[float]:
+    """Slopes of heads, which are not learned."""
+    if not hasattr(given, "__iter__") or getattr(given, "ndim", 1) != 1:
+        raise TypeError(f"path_bias[2] = {given!r} must be a list of one slope per head")
+    return [number(f"path_bias[2][{head}]", slope) for head, slope in enumerate(given)]
 
 
 def decay_sums(decays: Tensor, k: Tensor, heads: int, lengths: Tensor | None, documents: Tensor | None, lowest: float) -> Tensor:

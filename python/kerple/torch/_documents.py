@@ -72,6 +72,11 @@ def limits_of(
         whole_numbers(name, x, q.device)
         for name, x in (("key_starts", key_starts), ("key_ends", key_ends), ("key_lengths", key_lengths))
     )
+    if lengths is not None and lengths.dim() == 2:
+        raise ValueError(
+            f"key_lengths: expected [B] = [{q.shape[0]}], got shape {tuple(lengths.shape)}; of a mask [B, K] of 1 and 0 give mask.sum(1), "
+            "and of one interval of keys per query key_ends"
+        )
     if ends is None and (starts is None or starts.dim() < 2):
         return starts, lengths
     if lengths is not None:

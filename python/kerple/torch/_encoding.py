@@ -20,6 +20,7 @@ from . import _closed_forms, _composed, _maps
 from ._attention import (
     as_autocast, attend, attend_by_content, beside, check_qkv, dropout_of, flag, kept_rows, relative_of, symmetric, turned,
 )  # fmt: skip
+from ._checks import check_tensor, scale_of, softcap_of, whole
 from ._documents import documents_of, positions_of, whole_numbers
 from ._gpu import DEVICES, check, refuse_encoding
 from ._ops import _rule, encoding, encoding_key, table
@@ -41,7 +42,8 @@ class Encoding(nn.Module):
     Args:
         kind: the method's name, such as ``kerple_log``; subclasses set it.
         heads: H.
-        head_dim: D. Of the tables over distances only T5's depends on it.
+        head_dim: D. Of the tables over distances only T5's depends on it, or those of the others with ``scale="inside"``.
+            Where the method depends on it, queries with other numbers of features are refused.
         train_len: length of the training sequences in tokens; FIRE uses it.
         d_model: M, features of the hidden states that FoX, KerplePositions and Inkling take, H D by default.
         seed: seed of the initial values, which then equal those of ``kerple train``; None draws it
@@ -74,8 +76,15 @@ class Encoding(nn.Module):
         **keys: Any,
     ) -> None:
         super().__init__()
-        kind = kind or self.kind
-        native = kernels.encoding(kind, heads, head_dim, train_len, keys, d_model)
+        heads, head_dim, train_len = (
+            whole(name, value, 1) for name, value in (("heads", heads), ("head_dim", head_dim), ("train_len", train_len))
+        )
+        d_model = None if d_model is None else whole("d_model", d_model, 1)
+        layer, seed = whole("layer", layer, 0), None if seed is None else whole("seed", seed, 0)
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise TypeError(f"dtype = {dtype!r} must be a type of real numbers, such as torch.float32")
+        native = kernels.encoding(kind or self.kind, heads, head_dim, train_len, keys, d_model)
+        kind = native.kind  # its one name: RoPE is rotary
         if kind == "wall" and keys.get("gate_heads", "query") != "query":
             raise ValueError(
                 "gate_heads = 'kv': a module has as many heads of keys as of queries; make gates with Wall(heads=KV heads) and call"
@@ -97,6 +106,12 @@ class Encoding(nn.Module):
             raise ValueError("kernel = 'table': kerple.torch computes 'log', 'power', 'log3' and 'spline'; `kerple train` has tables too")
         if native.entry == "learned_positions" or kind == "rotary_positions":
             self._steps, self._kernel = (own["step"], own.get("step_min", 0.0), own.get("step_max", 2.0)), own.get("kernel")
+        #: What the method does depends on the number of features, which the engine compares for score modifications only.
+        self._of_features = (
+            native.entry in ("rotation", "query_key_map")
+            or kind == "transformer_xl"
+            or native.entry == "scores" and (own.get("scale") == "inside") != (kind == "t5")
+        )
         #: The encoding, where the engine needs more of the method than tables.
         self._in_engine = self._key if native.entry == "map" or native.fades else ""
         seed = int(torch.randint(2**63 - 1, (), device="cpu")) if seed is None else seed
@@ -199,7 +214,10 @@ class Encoding(nn.Module):
         Raises:
             ValueError: ``length`` is below 1 or needs more memory than the machine has.
         """
-        return self._table(length, causal, dtype or torch.get_default_dtype(), self._device())
+        dtype = dtype or torch.get_default_dtype()
+        if not dtype.is_floating_point:
+            raise TypeError(f"dtype = {dtype} must be a type of real numbers, such as torch.float32")
+        return self._table(whole("length", length, 1), flag("causal", causal), dtype, self._device())
 
     def _device(self) -> torch.device:
         """Where the tables of a call without tensors are made."""
@@ -234,7 +252,7 @@ class Encoding(nn.Module):
 
     def _numbers(self, length: int, causal: bool, dtype: torch.dtype) -> Tensor:
         """The inputs of a score modification: a table, then parameters of its own."""
-        bias, _ = self.table(length, causal=causal, dtype=torch.float64)
+        bias, _ = self._table(length, causal, torch.float64, self._device())
         own = [one.reshape(-1).to(torch.float64) for one in self._learned()[len(self._names) - self._own :]]
         if self.kind == "transformer_xl":
             matrix, u, v = self.weight.to(torch.float64), self.u.to(torch.float64), self.v.to(torch.float64)
@@ -340,6 +358,8 @@ class Encoding(nn.Module):
         self._refuse_unless("path", "grape_ap")
         self._check_rows(rows)
         positions = self._positions_in_documents(rows, cu_seqlens, document_ids)
+        if whole("first", first, 0) > 0 and positions is not None:
+            raise ValueError(f"first = {first}: packed documents have no tokens before these; give one of the two")
         if positions is None:
             positions = torch.arange(first, first + rows.shape[1], device=rows.device)[None]
         return *_maps.path_features(rows, self.weight, self.heads, positions, self._map_flag), self._path_slopes
@@ -401,6 +421,7 @@ class Encoding(nn.Module):
         if self._entry != "learned_positions" and self.kind != "rotary_positions":
             raise ValueError(f"kind = {self.kind!r} makes no learned positions, 'kerple_positions' and 'rotary_positions' do")
         self._check_rows(rows)
+        self._check_after(after, rows.shape[0], self.heads)
         logits = rows @ self.weight.to(rows.dtype) + self.bias.to(rows.dtype)
         return positions_of_logits(logits, *self._steps, after)
 
@@ -418,6 +439,7 @@ class Encoding(nn.Module):
         if self.kind != "selective_rope":
             raise ValueError(f"kind = {self.kind!r} makes no angles of rows, 'selective_rope' does")
         self._check_rows(rows)
+        self._check_after(after, rows.shape[0], self.heads, self.head_dim // 2)
         gate = (self.gate_weight, self.gate_bias) if "gate_weight" in self._names else None
         made = _maps.increments(
             rows, self.weight_in, self.weight_out, self.filters, getattr(self, "angle_bias", None), gate, self.heads, before
@@ -458,8 +480,32 @@ class Encoding(nn.Module):
         return self._kernel, spline_parameters(*own) if self._kernel == "spline" else torch.stack(own, 1)
 
     def _check_rows(self, rows: Tensor) -> None:
+        check_tensor("rows", rows)
         if rows.dim() != 3 or rows.shape[2] != self.d_model:
             raise ValueError(f"rows: expected [B, L, M] with M = {self.d_model}, got shape {tuple(rows.shape)}")
+
+    @staticmethod
+    def _check_after(after: Tensor | None, *wanted: int) -> None:
+        """Of another shape, sums of earlier tokens would be those of other sequences or heads."""
+        if after is not None:
+            check_tensor("after", after)
+            if after.shape != wanted:
+                letters = "[B, H]" if len(wanted) == 2 else "[B, H, D/2]"
+                raise ValueError(f"after: expected {letters} = {list(wanted)}, got shape {tuple(after.shape)}")
+
+    def _check_features(self, q: Tensor, k: Tensor) -> None:
+        """What the method has of each feature, head or key fits those of the call."""
+        if self._of_features and q.shape[-1] != self.head_dim:
+            some = "; to turn only some features, give `pct` too" if self.kind == "rotary" else ""
+            raise ValueError(
+                f"q: {q.shape[-1]} features per head, but {self.kind} was made with head_dim = {self.head_dim}; "
+                f"make it with head_dim={q.shape[-1]}{some}"
+            )
+        if self._entry == "query_key_map" or self.kind == "transformer_xl":
+            if q.shape[1] != self.heads:
+                raise ValueError(f"q: {q.shape[1]} heads, but {self.kind} was made with heads = {self.heads}; make it with heads={q.shape[1]}")
+        if self._entry == "query_key_map" and q.shape[2] > k.shape[2]:
+            raise ValueError(f"q: {q.shape[2]} queries exceed the {k.shape[2]} keys, which alone have positions in {self.kind}")
 
     def _sharpened(
         self, q: Tensor, relative: tuple[Tensor, Tensor], keys: int, starts: Tensor | None, documents: Tensor | None
@@ -541,6 +587,7 @@ class Encoding(nn.Module):
             )  # fmt: skip
         q, k, v = as_autocast(q, k, v)
         of, dtype = check_qkv(q, k, v)
+        self._check_features(q, k)
         if of_heads and gates is None:
             raise ValueError("gates: there are none; make them of the rows that q and k are made of, with `gates(rows)`")
         if self._entry == "relative" and relative is None:
@@ -571,7 +618,7 @@ class Encoding(nn.Module):
         q, k = self._rotated(q, k, longest, positions_of(documents, k.shape[2]))
         bias = weight = numbers = None
         if self._entry in ("content_rotation", "query_key_map"):
-            scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+            scale = scale_of(scale, q.shape[-1])
             q, k, v = (x if x.device.type in DEVICES else x.to(dtype) for x in (q, k, v))
             if self._entry == "content_rotation":
                 q, k, v = turned(q, k, v, angles)
@@ -585,7 +632,7 @@ class Encoding(nn.Module):
         elif self._entry == "scores":
             bias, weight = self._table(k.shape[2] if causal else longest, causal, dtype, q.device)
         elif self._entry == "map":
-            scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+            scale = scale_of(scale, q.shape[-1])
             numbers = self._numbers(k.shape[2], causal, dtype)
             q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
         if self.kind == "transformer_xl":
@@ -604,7 +651,8 @@ class Encoding(nn.Module):
     ) -> Tensor:  # fmt: skip
         """``forward`` of a method whose scores are more than tables and gates, for tensors on a GPU."""
         keys = json.loads(json.loads(self._key)[0])
-        _rule("", 1.0 if scale is None else float(scale), causal, self.window, None, softcap, dropout_p, 1)  # refuses what the engine refuses
+        softcap = softcap_of(softcap)
+        _rule("", scale_of(scale, 1), causal, self.window, None, softcap, dropout_p, 1)  # refuses what the engine refuses
         if keys["emulate"] != "exact":
             refuse_encoding(self._key, q.device)
         for name, value in beside_it.items():
@@ -627,7 +675,7 @@ class Encoding(nn.Module):
         if q.shape[2] == 0 or q.shape[0] == 0:
             return (q.new_zeros(*q.shape[:3], v.shape[3]) + (k.sum() + v.sum()) * q.sum()).to(of)
         q, k = self._rotated(q, k, length, positions_of(documents, length))
-        scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+        scale = scale_of(scale, q.shape[-1])
         dropout_p, seed = dropout_of(dropout_p, dropout_seed, q)
         sizes = (q.shape[0], q.shape[1], length)
         kept = None if seed is None else lambda first, rows: kept_rows(seed, dropout_p, sizes, first, rows)

@@ -33,7 +33,7 @@ def learned_of(
     if not isinstance(kernel, (tuple, list)) or len(kernel) != 2:
         raise TypeError('position_kernel: expected a name and parameters, such as ("log", parameters) with parameters [H, P]')
     name, parameters = kernel
-    if name not in KERNEL_PARAMETERS:
+    if not isinstance(name, str) or name not in KERNEL_PARAMETERS:
         raise ValueError(f"position_kernel[0] = {name!r} is unknown; use one of {', '.join(map(repr, KERNEL_PARAMETERS))}")
     check_tensor("positions", positions)
     check_tensor("position_kernel[1]", parameters)

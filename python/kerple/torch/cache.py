@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ._checks import whole
 from ._documents import refuse_documents
 
 
@@ -26,9 +27,7 @@ class KVCache:
     """
 
     def __init__(self, window: int | None = None) -> None:
-        if window is not None and window < 1:
-            raise ValueError(f"window = {window}: it must be at least 1 position, None keeps all")
-        self._window = window
+        self._window = None if window is None else whole("window", window, 1, "; None keeps all")
         self._buffers: tuple[Tensor, Tensor] | None = None
         self._start = 0
         self._end = 0
@@ -51,14 +50,16 @@ class KVCache:
         if k.dim() != 4 or v.dim() != 4 or k.shape[:3] != v.shape[:3]:
             raise ValueError(f"k, v: expected [B, G, L, D] alike, got {tuple(k.shape)} and {tuple(v.shape)}")
         for name, new, held in zip("kv", (k, v), self._buffers or (k, v), strict=True):
-            if (new.shape[0], new.shape[1], new.shape[3], new.dtype) != (
+            if (new.shape[0], new.shape[1], new.shape[3], new.dtype, new.device) != (
                 held.shape[0],
                 held.shape[1],
                 held.shape[3],
                 held.dtype,
+                held.device,
             ):
                 raise ValueError(
-                    f"{name}: {tuple(new.shape)} of {new.dtype} does not follow {tuple(held.shape)} of {held.dtype}"
+                    f"{name}: {tuple(new.shape)} of {new.dtype} on {new.device} does not follow "
+                    f"{tuple(held.shape)} of {held.dtype} on {held.device}"
                 )
         new = k.shape[2]
         if self._window is not None:

@@ -16,6 +16,7 @@ from torch import library as registry
 from .. import _native
 from . import _linear_sums
 from ._attention import as_autocast, beside, check_qkv, flag, gates_of
+from ._checks import whole
 from ._documents import documents_of, own_keys, positions_of, refuse_documents, whole_numbers
 from ._gpu import DEVICES, prefix_sums
 from ._linear_features import GUARDS, Code, coded, features
@@ -264,7 +265,7 @@ class LinearAttention(Encoding):
     Args:
         kind, heads, head_dim: as in :class:`Encoding`.
         features: ``favor``, positive random features of the softmax kernel; ``relu`` or ``elu``.
-        count: number of random features, even.
+        count: number of random features, even; only ``favor`` draws any.
         seed: seed of initial values, features and codes. Training draws new ones with
             :meth:`redraw_`, evaluation never does. The draws follow from the buffer ``noise``,
             which ``state_dict`` contains.
@@ -279,6 +280,7 @@ class LinearAttention(Encoding):
         seed = int(torch.randint(2**62, (), device="cpu")) if seed is None else seed
         if not 0 <= seed < 1 << 63:
             raise ValueError(f"seed = {seed} is out of range, it must be 0 to 2^63 - 1")
+        count = whole("count", count, 2)
         self.features, self.count, self._noise = features, count, [seed, layer, 0]
         self._noise_read: tuple[int, int | None] | None = None
         self._takes, code = _native.linear_form(self._rule(True))
@@ -286,7 +288,7 @@ class LinearAttention(Encoding):
         if features == "favor" or self._entry == "code":
             # the draws follow from these: seed, layer, and number of the draw
             self.register_buffer("noise", torch.tensor(self._noise, dtype=torch.int64))
-        if kind == "kerple_log":  # larger amplitudes have the effect of this one
+        if self.kind == "kerple_log":  # larger amplitudes have the effect of this one
             self._ranges["r1"] = (self._ranges["r1"][0], 4.0)
 
     def _read_noise(self) -> None:
