@@ -50,6 +50,11 @@ pub fn count(value: u64) -> String {
     groups.collect::<Vec<_>>().join("\u{202f}")
 }
 
+/// Text without line ends and other control characters, which would end a row of a table or steer a terminal.
+pub fn one_line(text: &str) -> String {
+    text.chars().map(|character| if character.is_control() { ' ' } else { character }).collect()
+}
+
 /// Decimals that make four digits, at most three of them for what is not far below 1.
 fn decimals(value: f64) -> usize {
     let magnitude = if value == 0.0 || !value.is_finite() { 0.0 } else { value.abs().log10().floor() };

@@ -4,6 +4,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
 use minijinja::{UndefinedBehavior, context};
 use serde::Serialize;
+use std::collections::BTreeSet;
 
 use self::answers::AnswersPart;
 pub use self::answers::percent;
@@ -12,9 +13,9 @@ use self::grids::{learning, runs, setting_part, speeds};
 pub use self::suite::{ReachFigure, TaskHeading};
 use crate::error::{Error, Result};
 use crate::folder::{INDEX, MARK, TEXT};
-use crate::format::{count, deviation, duration, number};
+use crate::format::{count, deviation, duration, number, one_line};
 use crate::plot;
-use crate::results::{Results, RunState, name_text};
+use crate::results::{PerplexityScore, PerplexityTable, Results, RunState, name_text};
 use crate::run::tally_runs;
 
 mod answers;
@@ -85,6 +86,8 @@ struct SettingPart {
     /// What the windowed baseline of the reference says.
     windows: Vec<String>,
     tests: Option<Grid>,
+    /// Rows of `tests` with a p-value.
+    n_tested: usize,
     figures: Vec<FigurePart>,
 }
 
@@ -220,9 +223,23 @@ fn environment() -> std::result::Result<minijinja::Environment<'static>, minijin
     let mut environment = minijinja::Environment::new();
     environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
     environment.set_undefined_behavior(UndefinedBehavior::Strict);
+    environment.add_filter("line", |text: String| markdown_line(&text));
+    environment.add_filter("cell", |text: String| markdown_line(&text).replace('|', "\\|"));
     environment.add_template("parts.html", include_str!("../templates/parts.html.jinja"))?;
     environment.add_template("parts.md", include_str!("../templates/parts.md.jinja"))?;
     Ok(environment)
+}
+
+/// Text on one line of Markdown: a label may have line ends, and what begins like a tag of HTML would be one.
+fn markdown_line(text: &str) -> String {
+    let text = one_line(text);
+    let mut line = String::with_capacity(text.len());
+    let mut rest = text.chars().peekable();
+    while let Some(character) = rest.next() {
+        let begins_tag = rest.peek().is_some_and(|next| next.is_ascii_alphabetic() || "/!?".contains(*next));
+        if character == '<' && begins_tag { line.push_str("&lt;") } else { line.push(character) }
+    }
+    line
 }
 
 /// The two forms of the page.
@@ -249,26 +266,58 @@ impl Layout {
     }
 }
 
-/// The main finding of the first table, in a sentence or two.
+/// The main finding of the first table with one, in a sentence or two.
 fn headline(results: &Results) -> String {
-    let found = results.tables.first().and_then(|table| {
-        let length = *table.lengths().last()?;
-        Some((table, length, table.scores.iter().find(|score| score.eval_len == length && score.best)?))
-    });
-    let Some((table, length, best)) = found else {
-        if let Some(sentence) = results.answers.iter().find_map(answers::headline) {
-            let reach = results.answers.iter().find_map(reach::reach_sentence);
-            return reach.into_iter().chain([sentence]).collect::<Vec<_>>().join(" ");
-        }
-        return "No length has two encodings to compare yet.".into();
+    let marked =
+        |table: &PerplexityTable, length: u64| table.scores.iter().any(|score| score.eval_len == length && score.best);
+    let found = results
+        .tables
+        .iter()
+        .find_map(|table| Some((table, table.lengths().into_iter().rev().find(|length| marked(table, *length))?)));
+    if let Some((table, length)) = found {
+        let words = lowest_words(results, table, length);
+        // which of several tables it is about
+        let setting =
+            if results.tables.len() > 1 { format!(" Setting: {}.", table.setting.title) } else { String::new() };
+        return words + &setting;
+    }
+    if let Some(sentence) = results.answers.iter().find_map(answers::headline) {
+        let reach = results.answers.iter().find_map(reach::reach_sentence);
+        return reach.into_iter().chain([sentence]).collect::<Vec<_>>().join(" ");
+    }
+    let are_several = |table: &PerplexityTable| {
+        let lengths: Vec<u64> = table.scores.iter().map(|score| score.eval_len).collect();
+        lengths.iter().collect::<BTreeSet<_>>().len() < lengths.len()
     };
+    if results.tables.iter().any(are_several) {
+        return "No lowest perplexity is marked: the encodings have no seed in common, or none is finite.".into();
+    }
+    "No length has two encodings to compare yet.".into()
+}
+
+/// Which encoding has the lowest perplexity at a length, and whether the tests say more.
+fn lowest_words(results: &Results, table: &PerplexityTable, length: u64) -> String {
+    let here: Vec<&PerplexityScore> = table.scores.iter().filter(|score| score.eval_len == length).collect();
+    let bests: Vec<&PerplexityScore> = here.iter().copied().filter(|score| score.best).collect();
     let factor = length as f64 / table.setting.train_len as f64;
+    let factor = number(factor);
+    // of a number without decimals the last zeros count
+    let factor = if factor.contains('.') { factor.trim_end_matches('0').trim_end_matches('.') } else { &factor };
+    let at = format!("At {} tokens, {factor} times the training length,", count(length));
+    let encodings = here.iter().filter(|score| score.window.is_none()).count();
+    let unfinished = if here.iter().any(|score| score.n_unfinished > 0) { " Some runs are unfinished." } else { "" };
+    let [best] = bests[..] else {
+        let names: Vec<String> = bests.iter().map(|score| name_text(score.name())).collect();
+        return format!(
+            "{at} {} share the lowest perplexity of {encodings} encodings.{unfinished}",
+            names.join(" and ")
+        );
+    };
+    // the lowest is so on the seeds that all have, and its mean is over its own
+    let common = if here.iter().any(|score| score.n != best.n) { " on their common seeds" } else { "" };
     let mut text = format!(
-        "At {} tokens, {} times the training length, {} has the lowest perplexity of {} encodings: {} (n = {}).",
-        count(length),
-        number(factor).trim_end_matches('0').trim_end_matches('.'),
+        "{at} {} has the lowest perplexity of {encodings} encodings{common}: {} (n = {}).",
         name_text(best.name()),
-        table.names().into_iter().filter(|(_, window)| window.is_none()).count(),
         with_deviation(best.perplexity, best.perplexity_deviation),
         best.n
     );
@@ -286,7 +335,7 @@ fn headline(results: &Results) -> String {
             tested.len()
         ));
     }
-    text
+    text + unfinished
 }
 
 fn facts(results: &Results, options: &ReportOptions) -> Vec<(&'static str, String)> {

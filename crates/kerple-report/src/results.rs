@@ -126,14 +126,14 @@ impl Results {
         notes.extend(training::notes(runs));
         notes.extend(tables.iter().flat_map(PerplexityTable::notes));
         if reference.is_none() && encodings.len() > 1 && !tables.is_empty() {
-            notes.push(format!(
-                "No run has the encoding {USUAL_REFERENCE} and no other reference was given, so \
-                    nothing is tested."
-            ));
+            notes.push(untested_note(&counted));
         }
         let learning = learning::runs(&counted, &groups, &encodings);
+        let answers = answers::tables(&counted, &groups, &encodings, reference.as_deref());
+        notes.extend(answers.iter().flat_map(|table| table.notes.iter().cloned()));
+        notes.extend(repeated_tasks_note(&answers));
         Ok(Results {
-            answers: answers::tables(&counted, &groups, &encodings, reference.as_deref()),
+            answers,
             reference,
             notes,
             positions: positions::curves(&counted, &settings, &encodings),
@@ -178,6 +178,41 @@ fn choose_reference(runs: &[&Run], wanted: Option<&str>) -> Result<Option<String
     let names: BTreeSet<&str> = of_kind.map(|run| run.name.as_str()).collect();
     // Two variants of the usual kind: choosing is up to the reader.
     Ok(names.first().filter(|_| names.len() == 1).map(|name| (*name).to_owned()))
+}
+
+/// Which tasks have several tables, where that leaves out what tasks have in common.
+fn repeated_tasks_note(tables: &[AnswerTable]) -> Option<String> {
+    let mut counts: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+    for table in tables.iter().filter(|table| table.is_of_suite()) {
+        *counts.entry((&table.task, &table.text)).or_default() += 1;
+    }
+    let repeated: Vec<String> = counts
+        .iter()
+        .filter(|(_, count)| **count > 1)
+        .map(|((task, _), count)| format!("{task} has {count} tables"))
+        .collect();
+    (counts.len() > 1 && !repeated.is_empty()).then(|| {
+        format!(
+            "Tables over all tasks are left out, because some tasks have tables of several settings: {}.",
+            repeated.join(", ")
+        )
+    })
+}
+
+/// Why there is no reference where none was named.
+fn untested_note(runs: &[&Run]) -> String {
+    let usual: Vec<&&Run> = runs.iter().filter(|run| run.encoding_kind() == Some(USUAL_REFERENCE)).collect();
+    let names: BTreeSet<&str> =
+        usual.iter().filter(|run| !run.evaluations.is_empty()).map(|run| run.name.as_str()).collect();
+    let nothing = "no other reference was given, so nothing is tested";
+    match (names.len(), usual.len()) {
+        (0, 0) => format!("No run has the encoding {USUAL_REFERENCE} and {nothing}."),
+        (0, _) => format!("No run of {USUAL_REFERENCE} is evaluated and {nothing}."),
+        _ => {
+            let names = Vec::from_iter(names).join(", ");
+            format!("Of several encodings {USUAL_REFERENCE} ({names}) none is the usual reference, and {nothing}.")
+        }
+    }
 }
 
 /// The reference, then by perplexity at the longest length of the first table, then the rest by name.

@@ -68,6 +68,7 @@ impl Run {
                  names its line"
             ));
         }
+        let evaluations = without_other_labels(evaluations, &plan, &mut notes);
         let evaluations = without_repeated_evaluations(evaluations, &mut notes);
         notes.extend(earlier_checkpoints_note(&evaluations));
         let is_other = |of_row: u64, of_plan: Option<u64>| of_plan.is_some_and(|of_plan| of_plan != of_row);
@@ -78,6 +79,13 @@ impl Run {
                 "evaluation.jsonl has rows of seed {}, trained at {}, which plan.json contradicts; tables show what the rows \
                  have, and `kerple verify` checks both files",
                 row.seed, row.train_len
+            ));
+        }
+        if let Some(row) = evaluations.iter().find(|row| plan.steps.is_some_and(|steps| row.step > steps)) {
+            notes.push(format!(
+                "evaluation.jsonl has rows of step {}, and plan.json has only {} steps; tables show what the rows have",
+                row.step,
+                plan.steps.unwrap_or_default()
             ));
         }
         let mut run = Run {
@@ -335,9 +343,29 @@ fn read_optional_rows<Row: DeserializeOwned>(path: &Path, notes: &mut Vec<String
     let Some(found) = Error::unless_absent(read_rows(path))? else { return Ok(Vec::new()) };
     if let Some(line) = found.truncated_line {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        notes.push(format!("{name}: the last line, {line}, is incomplete and was skipped"));
+        notes.push(format!("{name}: the last line, {line}, is incomplete, without a line end, and was skipped"));
     }
     Ok(found.rows)
+}
+
+/// Rows of the run itself: those of another label are another run's. The label of a row with a window or scaled rates is longer
+/// than the run's.
+fn without_other_labels(rows: Vec<EvaluationRow>, plan: &PlanSummary, notes: &mut Vec<String>) -> Vec<EvaluationRow> {
+    let Some(label) = &plan.label else { return rows };
+    let is_own = |row: &EvaluationRow| {
+        let is_usual = row.rope_scaling.is_none() && (row.window.is_none() || row.window == plan.encoding.window);
+        !is_usual || row.label == *label
+    };
+    let (own, others): (Vec<EvaluationRow>, Vec<EvaluationRow>) = rows.into_iter().partition(is_own);
+    if let Some(other) = others.first() {
+        notes.push(format!(
+            "evaluation.jsonl has rows of {:?} ({} rows) and plan.json of {label:?}; these rows belong to another run and are left \
+             out",
+            other.label,
+            others.len()
+        ));
+    }
+    own
 }
 
 /// A resume continues from a checkpoint, so rows logged after it are superseded by the rows that follow.

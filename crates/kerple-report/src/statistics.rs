@@ -148,6 +148,15 @@ pub enum Untestable {
     /// A value is NaN or infinite.
     #[error("a value is not finite")]
     NotFinite,
+    /// The differences are so large that their squares are infinite.
+    #[error("the differences are too large to have a finite deviation")]
+    Overflow,
+    /// Two of a pair are of different updates, and one is unfinished: the difference is that of training too.
+    #[error("{n} of the pairs compare unfinished training with other updates")]
+    Unfinished {
+        /// Such pairs.
+        n: usize,
+    },
 }
 
 /// Tests whether `x` and `y` differ, given that `x[i]` and `y[i]` come from the same seed.
@@ -192,6 +201,9 @@ pub fn t_test_of_differences(differences: &[f64], size: f64) -> Result<PairedTes
     }
     let spread = deviation(differences).expect("there are several");
     let (mean_difference, standard_error) = (mean(differences), spread / (n as f64).sqrt());
+    if !mean_difference.is_finite() || !standard_error.is_finite() {
+        return Err(Untestable::Overflow);
+    }
     let t = if mean_difference == 0.0 { 0.0 } else { mean_difference / standard_error };
     Ok(PairedTest { n, mean_difference, standard_error, t, p: two_sided_p(t, n - 1), df: n - 1 })
 }
@@ -335,6 +347,13 @@ mod tests {
         back.reverse();
         assert_eq!(back, corrected, "the order in which they are given changes nothing");
         assert_eq!(benjamini_hochberg(&[]), [0.0; 0]);
+    }
+
+    #[test]
+    fn differences_without_a_finite_deviation_are_not_tested() {
+        let [small, large] = [[1.0, 2.0, 3.0], [1e200, 2e200, 3.5e200]];
+        assert_eq!(paired_t_test(&large, &small), Err(Untestable::Overflow), "p = 1 would say that they are alike");
+        assert!(paired_t_test(&large.map(|value| value * 1e-60), &small).unwrap().p < 0.1);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::folder::{MARK, csv, put, refuse_foreign, remove_former_figures};
 use crate::page::figures::figures;
 use crate::page::suite::reach_figures;
 use crate::page::{Layout, ReportOptions, ReportPage};
-use crate::results::{AnswerScore, AnswerTable, PositionCurve, Results};
+use crate::results::{AnswerScore, AnswerTable, PositionCurve, Results, Setting};
 use crate::run::Run;
 use kerple_run::write_json;
 
@@ -82,17 +82,29 @@ struct ReportJson<'a> {
 fn csv_tables(results: &Results) -> Result<Vec<(&'static str, Vec<u8>)>> {
     let tables = &results.tables;
     let positions = results.positions.iter();
+    // a column that some rows have and others lack is no table
+    let has_start = tables.iter().any(|table| table.setting.start.is_some());
+    let columns = |setting: &Setting| {
+        let start = setting.start.clone().or_else(|| has_start.then(String::new));
+        Setting { start, ..setting.clone() }
+    };
     let mut all = vec![
         (
             "scores",
-            csv("scores", tables.iter().flat_map(|table| table.scores.iter().map(|row| (&table.setting, row))))?,
+            csv(
+                "scores",
+                tables.iter().flat_map(|table| table.scores.iter().map(|row| (columns(&table.setting), row))),
+            )?,
         ),
-        ("tests", csv("tests", tables.iter().flat_map(|table| table.tests.iter().map(|row| (&table.setting, row))))?),
+        (
+            "tests",
+            csv("tests", tables.iter().flat_map(|table| table.tests.iter().map(|row| (columns(&table.setting), row))))?,
+        ),
         (
             "evaluations",
             csv(
                 "evaluations",
-                tables.iter().flat_map(|table| table.evaluations.iter().map(|row| (&table.setting, row))),
+                tables.iter().flat_map(|table| table.evaluations.iter().map(|row| (columns(&table.setting), row))),
             )?,
         ),
         (
@@ -102,7 +114,7 @@ fn csv_tables(results: &Results) -> Result<Vec<(&'static str, Vec<u8>)>> {
                 positions.flat_map(|curve| {
                     let PositionCurve { eval_len, encoding, window, n, .. } = curve;
                     let what = PositionCurveColumns { eval_len: *eval_len, encoding, window: *window, n: *n };
-                    curve.bins.iter().map(move |bin| (&curve.setting, what, bin))
+                    curve.bins.iter().map(move |bin| (columns(&curve.setting), what, bin))
                 }),
             )?,
         ),
@@ -116,7 +128,7 @@ fn csv_tables(results: &Results) -> Result<Vec<(&'static str, Vec<u8>)>> {
         all.push(("learned", csv("learned", results.learned.iter())?));
     }
     if tables.iter().any(|table| !table.own_context.is_empty()) {
-        let rows = tables.iter().flat_map(|table| table.own_context.iter().map(|row| (&table.setting, row)));
+        let rows = tables.iter().flat_map(|table| table.own_context.iter().map(|row| (columns(&table.setting), row)));
         all.push(("own_context", csv("own_context", rows)?));
     }
     Ok(all)

@@ -6,6 +6,9 @@ use crate::{EvaluationRow, MetricsRow, TaskScore, WholeAnswers, bits_per_byte};
 /// Rounding, relative: a value is written with all its digits and computed again in few steps.
 const ROUNDING: f64 = 1e-9;
 
+/// Rounding of a loss that is 0: probabilities of 1 are sums in f32.
+const LEAST_LOSS: f64 = 1e-4;
+
 pub(crate) fn agree(said: f64, follows: f64) -> bool {
     said == follows || (said.is_nan() && follows.is_nan()) || (said - follows).abs() <= ROUNDING * follows.abs()
 }
@@ -42,6 +45,9 @@ impl EvaluationRow {
         }
         if !agree(perplexity, nll.exp()) {
             return Some(format!("the perplexity is {perplexity}, but exp(nll) is {}", nll.exp()));
+        }
+        if nll < -LEAST_LOSS {
+            return Some(format!("nll is {nll}; a loss must not be negative"));
         }
         let bytes = self.bytes.filter(|bytes| *bytes > 0);
         let bits = bytes.map(|bytes| bits_per_byte(nll * tokens as f64, bytes));
@@ -160,9 +166,10 @@ mod tests {
     fn every_false_value_is_found() {
         assert_eq!(row().contradiction(), None);
         type Change = fn(&mut EvaluationRow);
-        let changes: [(Change, &str); 19] = [
+        let changes: [(Change, &str); 20] = [
             (|row| row.perplexity = 4.4, "the perplexity is 4.4, but exp(nll) is 4.48"),
             (|row| row.nll = 1.4, "exp(nll) is 4.05"),
+            (|row| (row.nll, row.perplexity) = (-1.5, (-1.5f64).exp()), "nll is -1.5; a loss must not be negative"),
             (|row| row.bits_per_byte = Some(1.0), "bits_per_byte is 1, but nll, tokens and bytes give 1.08"),
             (|row| row.rolling = Some(rolled(2.0)), "word_perplexity is 2, which contradicts"),
             (|row| row.bytes = None, "the row has no bytes"),

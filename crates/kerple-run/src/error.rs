@@ -162,9 +162,16 @@ impl Error {
     }
 
     /// A line, counted from 1, that is not a record.
-    pub(crate) fn damaged_line(path: &Path, line: usize, reason: &serde_json::Error) -> Error {
-        let hint = format!("only the last line may be incomplete; repair or delete line {line}, or leave out the run");
-        Error::damaged(path, format!("line {line} is not a record: {reason}"), hint)
+    pub(crate) fn damaged_line(path: &Path, (line, text): (usize, &[u8]), reason: &serde_json::Error) -> Error {
+        let usual = format!("only the last line may be incomplete; repair or delete line {line}, or leave out the run");
+        let hint = crate::files::hint_of_json(text, reason).map_or(usual, str::to_owned);
+        // the reason counts lines within this one
+        let said = reason.to_string();
+        let said = match said.rsplit_once(" at line 1 ") {
+            Some((said, _)) if reason.column() > 0 => format!("{said} (column {})", reason.column()),
+            _ => said,
+        };
+        Error::damaged(path, format!("line {line} is not a record: {said}"), hint)
     }
 
     /// An invalid value in a configuration.

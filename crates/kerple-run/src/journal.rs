@@ -138,7 +138,7 @@ pub fn read_rows<Row: DeserializeOwned>(path: &Path) -> Result<JournalRows<Row>>
                 found.lines.push(index + 1);
             }
             Err(error) => {
-                return Err(Error::damaged_line(path, index + 1, &error));
+                return Err(Error::damaged_line(path, (index + 1, line), &error));
             }
         }
     }
@@ -160,9 +160,15 @@ pub fn look(path: &Path) -> Result<Option<Metadata>> {
 /// it cannot be read.
 pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
     let text = crate::files::read(path).map_err(Error::io_while("reading", path))?;
-    refuse_keys(path, &text)?;
-    serde_json::from_slice(&text).map_err(|error| {
-        let hint = "it was cut or edited; restore it from a copy, or leave its folder out";
+    parse_json(path, &text)
+}
+
+/// The value that is the whole text of a file.
+pub(crate) fn parse_json<T: DeserializeOwned>(path: &Path, text: &[u8]) -> Result<T> {
+    refuse_keys(path, text)?;
+    serde_json::from_slice(text).map_err(|error| {
+        let usual = "it was cut or edited; restore it from a copy, or leave its folder out";
+        let hint = crate::files::hint_of_json(text, &error).unwrap_or(usual);
         Error::damaged(path, format!("not what kerple writes: {error}"), hint)
     })
 }
@@ -302,6 +308,36 @@ mod tests {
         assert!(matches!(&error, Error::Damaged { .. }), "{error}");
         assert!(error.to_string().contains("metrics.jsonl: line 2 is not a record: missing field `loss`"), "{error}");
         assert!(error.hint().contains("line 2"));
+    }
+
+    #[test]
+    fn text_of_other_programs_has_a_hint_that_helps() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(METRICS_FILE);
+        Journal::open(&path).unwrap().push(&metrics(1)).unwrap();
+        let row = std::fs::read_to_string(&path).unwrap();
+        let refused = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            let error = read_rows::<MetricsRow>(&path).unwrap_err();
+            (error.to_string(), error.hint())
+        };
+        let (_, hint) = refused(&format!("\u{feff}{row}"));
+        assert!(hint.contains("without a byte order mark"), "{hint}");
+        for bare in ["NaN", "Infinity", "-Infinity", "-inf"] {
+            let (error, hint) =
+                refused(&format!("{row}{}", row.replace(r#""loss":"NaN""#, &format!(r#""loss": {bare}"#))));
+            assert!(
+                error.contains("line 2 is not a record") && hint.contains(r#"write "NaN""#),
+                "{bare}: {error}; {hint}"
+            );
+        }
+        // a column of the line, and no other line
+        let (error, hint) = refused(&format!("{row}{}", row.replace(r#""tokens":512"#, r#""tokens":"512""#)));
+        assert!(
+            error.contains(r#"line 2 is not a record: invalid type: string "512", expected u64 (column "#),
+            "{error}"
+        );
+        assert!(!error.contains("line 1") && hint.contains("repair or delete line 2"), "{error}; {hint}");
     }
 
     #[test]

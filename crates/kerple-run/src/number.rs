@@ -5,8 +5,9 @@
 //! vectors and maps of it.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
-use serde::de::DeserializeOwned;
+use serde::de::{self, DeserializeOwned, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// A value built from floats, and its form in a file.
@@ -36,7 +37,7 @@ pub fn deserialize<'de, T: JsonFloats, D: Deserializer<'de>>(deserializer: D) ->
 }
 
 /// A float in a file: a number where the format has it, else its name.
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize)]
 #[serde(untagged)]
 pub enum JsonFloat {
     /// A number of JSON.
@@ -46,7 +47,7 @@ pub enum JsonFloat {
 }
 
 /// The floats that JSON has no number for.
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize)]
 pub enum NonFinite {
     /// `"NaN"`.
     NaN,
@@ -56,6 +57,44 @@ pub enum NonFinite {
     /// `"-inf"`.
     #[serde(rename = "-inf")]
     NegativeInfinity,
+}
+
+// By hand: the error of an untagged enum names neither the value nor what is allowed.
+impl<'de> Deserialize<'de> for JsonFloat {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<JsonFloat, D::Error> {
+        deserializer.deserialize_any(JsonFloatVisitor)
+    }
+}
+
+struct JsonFloatVisitor;
+
+impl Visitor<'_> for JsonFloatVisitor {
+    type Value = JsonFloat;
+
+    fn expecting(&self, out: &mut fmt::Formatter) -> fmt::Result {
+        out.write_str(r#"a number, or "NaN", "inf" or "-inf""#)
+    }
+
+    fn visit_f64<E: de::Error>(self, value: f64) -> Result<JsonFloat, E> {
+        Ok(JsonFloat::Finite(value))
+    }
+
+    fn visit_i64<E: de::Error>(self, value: i64) -> Result<JsonFloat, E> {
+        Ok(JsonFloat::Finite(value as f64))
+    }
+
+    fn visit_u64<E: de::Error>(self, value: u64) -> Result<JsonFloat, E> {
+        Ok(JsonFloat::Finite(value as f64))
+    }
+
+    fn visit_str<E: de::Error>(self, value: &str) -> Result<JsonFloat, E> {
+        match value {
+            "NaN" => Ok(JsonFloat::Named(NonFinite::NaN)),
+            "inf" => Ok(JsonFloat::Named(NonFinite::Infinity)),
+            "-inf" => Ok(JsonFloat::Named(NonFinite::NegativeInfinity)),
+            other => Err(E::invalid_value(Unexpected::Str(other), &self)),
+        }
+    }
 }
 
 impl JsonFloats for f64 {
@@ -142,5 +181,21 @@ mod tests {
     fn a_missing_number_is_not_nan() {
         assert!(serde_json::from_str::<RowOfFloats>(r#"{"one":null,"many":[]}"#).is_err());
         assert!(serde_json::from_str::<RowOfFloats>(r#"{"one":"nought","many":[]}"#).is_err());
+    }
+
+    #[test]
+    fn a_refused_value_is_named_with_what_is_allowed() {
+        let allowed = r#"expected a number, or "NaN", "inf" or "-inf""#;
+        for (value, named) in [("\"20.5\"", "string \"20.5\""), ("null", "null"), ("\"Infinity\"", "\"Infinity\"")] {
+            let Err(error) = serde_json::from_str::<RowOfFloats>(&format!(r#"{{"one":{value},"many":[]}}"#)) else {
+                panic!("{value} is not a number")
+            };
+            let error = error.to_string();
+            assert!(error.contains(named) && error.contains(allowed), "{error}");
+        }
+        assert_eq!(
+            serde_json::from_str::<RowOfFloats>(r#"{"one":-2,"many":[18446744073709551615]}"#).unwrap().one,
+            -2.0
+        );
     }
 }

@@ -5,7 +5,9 @@
 //! kinds are not errors, so older reports read newer runs.
 
 use crate::error::{Error, Result};
+use crate::journal::parse_json;
 use crate::stop_rule::{StopRule, TrainingEnd};
+use crate::unique_keys::UniqueKeys;
 use serde::Deserialize;
 use serde_json::Value;
 use std::path::Path;
@@ -91,11 +93,18 @@ impl PlanSummary {
     /// Reads a `plan.json`.
     ///
     /// # Errors
-    /// A file that cannot be read; a key with a value of the wrong type or out of range, or with its name from before 0.1.0.
+    /// A file that cannot be read; a key that occurs twice, has a value of the wrong type or out of range, or its name from
+    /// before 0.1.0.
     pub fn read(path: &Path) -> Result<PlanSummary> {
-        let keys: Value = crate::read_json(path)?;
+        let text = crate::files::read(path).map_err(Error::io_while("reading", path))?;
+        let UniqueKeys(keys) = parse_json(path, &text)?;
         let hint = "exclude the run: the file was edited, or another program wrote it";
-        let summary = PlanSummary::deserialize(&keys).map_err(|error| Error::damaged(path, error.to_string(), hint))?;
+        if !keys.is_object() {
+            return Err(Error::damaged(path, "not a plan, which is an object with keys", hint));
+        }
+        // from text, so that an error has the line
+        let summary: PlanSummary =
+            serde_json::from_slice(&text).map_err(|error| Error::damaged(path, error.to_string(), hint))?;
         Ok(PlanSummary { keys, ..summary })
     }
 }
@@ -127,6 +136,10 @@ mod tests {
             ("{\n  \"train\": {\"batch\": 8}\n}", "written before 0.1.0; `train.batch` is now `batch_size`"),
             (r#"{"facts":{}}"#, "`facts` is now `data_info`"),
             (r#"{"train":{"until":{"score":0.9}}}"#, "missing field `checks`"),
+            (r#"{"seed":1,"train":{"steps":9},"seed":2}"#, "the key `seed` occurs twice"),
+            (r#"{"train":{"batch_size":1,"batch_size":2}}"#, "the key `batch_size` occurs twice"),
+            ("[]", "not a plan"),
+            ("{\n\"seed\": -1}", "line 2"),
         ] {
             let error = read(text).unwrap_err();
             assert!(error.to_string().contains(message) && !error.hint().is_empty(), "{text}: {error}");

@@ -15,7 +15,8 @@ pub fn parse(text: &str) -> serde_json::Result<Value> {
     serde_json::from_str::<UniqueKeys>(text).map(|UniqueKeys(value)| value)
 }
 
-struct UniqueKeys(Value);
+/// A value whose objects have each key once.
+pub(crate) struct UniqueKeys(pub(crate) Value);
 
 impl<'de> Deserialize<'de> for UniqueKeys {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

@@ -120,7 +120,11 @@ impl CellRow {
         let missing = (self.n < self.planned).then(|| format!("{} of {} seeds", self.n, self.planned));
         Cell {
             text: self.perplexity.map_or_else(|| "\u{2013}".to_owned(), shown),
-            spread: self.perplexity.zip(self.perplexity_deviation).map(|(mean, spread)| deviation(mean, spread)),
+            spread: self
+                .perplexity
+                .filter(|mean| mean.is_finite())
+                .zip(self.perplexity_deviation)
+                .map(|(mean, spread)| deviation(mean, spread)),
             best,
             dagger: self.dagger,
             note: note([missing].into_iter().chain(notes)),

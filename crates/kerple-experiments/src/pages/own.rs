@@ -83,7 +83,7 @@ fn level(found: &[f64], seeds: usize, link: &str) -> Cell {
     let middle = mean(found);
     Cell {
         text: number(middle),
-        spread: statistics::deviation(found).map(|spread| deviation(middle, spread)),
+        spread: statistics::deviation(found).filter(|_| middle.is_finite()).map(|spread| deviation(middle, spread)),
         note: (found.len() < seeds).then(|| format!("{} of {seeds} seeds", found.len())),
         link: Some(link.to_owned()),
         ..Cell::default()

@@ -44,9 +44,10 @@ impl VariantRuns {
     /// The table of perplexities that an evaluation makes.
     pub(super) fn table(&self, facts: &EvaluationFacts) -> Option<&PerplexityTable> {
         self.results.tables.iter().find(|table| {
-            let Setting { protocol, text_segment_len, text_n_segments, text_within, .. } = &table.setting;
+            let Setting { protocol, text_segment_len, text_n_segments, text_within, documents, .. } = &table.setting;
             (protocol, *text_segment_len, *text_n_segments, *text_within)
                 == (&facts.protocol, facts.span, facts.segments, facts.within)
+                && facts.documents.is_none_or(|asked| asked == *documents)
         })
     }
 }

@@ -150,7 +150,8 @@ pub(super) fn judge(bound: ClaimBound, unit: DifferenceUnit, by_length: &[Length
 }
 
 fn weigh(bound: ClaimBound, unit: DifferenceUnit, by_length: &[(&str, Vec<f64>)]) -> Option<ClaimFinding> {
-    let (name, last) = by_length.iter().rfind(|(_, differences)| !differences.is_empty())?;
+    let at = by_length.iter().rposition(|(_, differences)| !differences.is_empty())?;
+    let (name, last) = &by_length[at];
     // what cannot be tested settles nothing
     let tests: Vec<Option<PairedTest>> = by_length.iter().map(|(_, differences)| test(differences).ok()).collect();
     let (holds, p): (Vec<bool>, Vec<f64>) = tests
@@ -177,7 +178,6 @@ fn weigh(bound: ClaimBound, unit: DifferenceUnit, by_length: &[(&str, Vec<f64>)]
     if !name.is_empty() {
         numbers += &format!("{name}: ");
     }
-    let at = by_length.iter().position(|(other, _)| other == name).unwrap_or(0);
     let pairs = tests.iter().flatten().map(|test| test.n).min().unwrap_or(0);
     Some(ClaimFinding { verdict, numbers: numbers + &in_words(last, unit, p[at]), p: decisive, pairs })
 }
@@ -226,7 +226,11 @@ fn in_words(differences: &[f64], unit: DifferenceUnit, p: f64) -> String {
     let test = match test(differences) {
         Ok(test) => test,
         Err(reason) => {
-            let why = if reason == (Untestable::NoSpread { n }) { ": all differences are equal" } else { "" };
+            let why = match reason {
+                Untestable::NoSpread { .. } => ": all differences are equal",
+                Untestable::NotFinite | Untestable::Overflow => ": a value is not finite",
+                _ => "",
+            };
             return format!("{}{word}, n = {n}, no test{why}", unit.show(mean(differences)));
         }
     };
@@ -308,6 +312,9 @@ mod tests {
             assert!(found.numbers.ends_with("no test: all differences are equal"), "{}", found.numbers);
             assert_eq!(interval(&differences), None);
         }
+        let diverged = at("at 64", &[0.2, f64::NAN, 0.3]);
+        let found = judge(ClaimBound::Above(0.01), DifferenceUnit::Times, &[diverged]).unwrap();
+        assert_eq!(found.numbers, "at 64: NaN times, n = 3, no test: a value is not finite");
     }
 
     #[test]
@@ -316,6 +323,12 @@ mod tests {
         let found = judge(ClaimBound::Above(0.0), DifferenceUnit::Plain, &by_length).unwrap();
         let expected = "significantly at 1 of 2 lengths; at 128: 0.210 [0.185, 0.235], p = 0.002, n = 3";
         assert_eq!(found.numbers, expected);
+    }
+
+    #[test]
+    fn points_without_names_have_their_own_p() {
+        let found = judge(ClaimBound::Above(0.0), DifferenceUnit::Plain, &[at("", &UNCLEAR), at("", &CLEAR)]).unwrap();
+        assert!(found.numbers.ends_with("0.210 [0.185, 0.235], p = 0.002, n = 3"), "{}", found.numbers);
     }
 
     #[test]

@@ -42,15 +42,19 @@ impl AnswersPart {
             let dagger = mean.test.as_ref().is_some_and(|test| test.dagger);
             let untested = mean.untestable.as_ref().filter(|_| mean.n >= LEAST_PAIRS);
             let untested = untested.map_or_else(String::new, |reason| format!("; not tested: {reason}"));
-            let note =
-                Some(format!("n = {}{}{untested}", mean.n, mean.test.as_ref().map_or_else(String::new, in_words)));
+            let seeds = match mean.beyond {
+                Some(_) if mean.n_beyond < mean.n => format!("n = {} of {}", mean.n_beyond, mean.n),
+                _ => format!("n = {}", mean.n),
+            };
+            let note = Some(format!("{seeds}{}{untested}", mean.test.as_ref().map_or_else(String::new, in_words)));
             let mut cells =
                 vec![shown(mean.within), Cell { spread, note, dagger, ..shown(mean.beyond) }, shown(mean.beyond_max)];
             cells.extend(lengths.iter().map(|&length| {
                 let score = table.score(mean.name(), length);
                 let spread = score.and_then(|score| score.accuracy_deviation).map(percent);
                 let best = score.is_some_and(|score| score.best);
-                Cell { spread, best, ..shown(score.map(|score| score.accuracy)) }
+                let few = score.filter(|score| score.n < mean.n).map(|score| format!("n = {}", score.n));
+                Cell { spread, best, note: few, ..shown(score.map(|score| score.accuracy)) }
             }));
             Row { name: name_text(mean.name()), colour: Some(results.place(&mean.encoding)), cells }
         };
@@ -174,7 +178,8 @@ fn by_depth(results: &Results, table: &AnswerTable, index: usize) -> Option<Figu
 
 /// The main finding of a table, where two encodings can be compared.
 pub(super) fn headline(table: &AnswerTable) -> Option<String> {
-    let mut means: Vec<&AnswerMean> = table.means.iter().filter(|mean| mean.beyond.is_some()).collect();
+    let is_known = |mean: &&AnswerMean| mean.beyond.is_some_and(f64::is_finite);
+    let mut means: Vec<&AnswerMean> = table.means.iter().filter(is_known).collect();
     means.sort_by(|a, b| b.beyond.unwrap_or(0.0).total_cmp(&a.beyond.unwrap_or(0.0)));
     let [best, _, ..] = means[..] else { return None };
     Some(format!(
@@ -184,7 +189,7 @@ pub(super) fn headline(table: &AnswerTable) -> Option<String> {
         name_text(best.name()),
         means.len(),
         percent(best.beyond?),
-        best.n,
+        best.n_beyond,
         percent(table.chance)
     ))
 }

@@ -183,6 +183,13 @@ pub fn position_figure(
     let group = results.groups.iter().find(|group| group.id == setting.group && !group.title.is_empty());
     let title = group.map_or(title.clone(), |group| format!("{title}: {}", group.title));
     let first = curves.iter().flat_map(|curve| curve.bins.first()).map(|bin| bin.first).min()?;
+    let seeds = curves.iter().map(|curve| curve.n);
+    let seeds = match (seeds.clone().min().unwrap_or(0), seeds.max().unwrap_or(0)) {
+        (least, most) if least < most => {
+            format!(" Lines are over {least} to {most} seeds, and so over different texts.")
+        }
+        _ => String::new(),
+    };
     let windowed = if curves.iter().any(|curve| curve.window.is_some()) {
         " Dashed: attention restricted to a window."
     } else {
@@ -204,7 +211,7 @@ pub fn position_figure(
         title,
         caption: format!(
             "{}. The loss is averaged over segments, seeds, and the scored positions of bins of equal ratio ({} an octave of \
-             positions), then exponentiated.{which}{windowed}{cut}",
+             positions), then exponentiated.{which}{seeds}{windowed}{cut}",
             setting.title,
             crate::results::BINS_AN_OCTAVE
         ),

@@ -20,7 +20,9 @@ pub(super) fn setting_part(results: &Results, table: &PerplexityTable, figures: 
     let seeds: Vec<usize> = table.scores.iter().map(|score| score.n).collect();
     let (least, most) = (seeds.iter().min().copied().unwrap_or(0), seeds.iter().max().copied().unwrap_or(0));
     let seeds = if least == most { format!("{most}") } else { format!("{least} to {most}; cells with fewer say so") };
-    let perplexity = |score: &PerplexityScore| Some((score.perplexity, score.perplexity_deviation, score.best));
+    let perplexity = |score: &PerplexityScore| {
+        Some(ScoreCell { mean: score.perplexity, spread: score.perplexity_deviation, best: score.best, n: score.n })
+    };
     let mut grids = vec![score_grid(results, table, &lengths, "Perplexity", perplexity)];
     for (row, name) in grids[0].rows.iter_mut().zip(table.names()) {
         for (cell, &length) in row.cells.iter_mut().zip(&lengths) {
@@ -29,14 +31,15 @@ pub(super) fn setting_part(results: &Results, table: &PerplexityTable, figures: 
     }
     if table.scores.iter().any(|score| score.bits_per_byte.is_some()) {
         grids.push(score_grid(results, table, &lengths, "Bits per byte", |score| {
-            Some((score.bits_per_byte?, score.bits_per_byte_deviation, score.best_bits_per_byte))
+            let (mean, spread) = (score.bits_per_byte?, score.bits_per_byte_deviation);
+            Some(ScoreCell { mean, spread, best: score.best_bits_per_byte, n: score.n })
         }));
     }
     if table.scores.iter().any(|score| score.ratio.is_some()) {
         let caption =
             format!("Extrapolation ratio: perplexity over that at the training length, {}", table.setting.train_len);
         grids.push(score_grid(results, table, &lengths, &caption, |score| {
-            Some((score.ratio?, score.ratio_deviation, false))
+            Some(ScoreCell { mean: score.ratio?, spread: score.ratio_deviation, best: false, n: score.n_ratio })
         }));
     }
     grids.extend(own_context_grid(results, table));
@@ -49,8 +52,18 @@ pub(super) fn setting_part(results: &Results, table: &PerplexityTable, figures: 
         grids,
         windows: windows(table),
         tests: test_grid(results, table),
+        n_tested: table.tests.iter().filter(|test| test.p.is_some()).count(),
         figures,
     }
+}
+
+/// A mean over seeds, as a table shows it.
+struct ScoreCell {
+    mean: f64,
+    spread: Option<f64>,
+    best: bool,
+    /// Seeds it is over.
+    n: usize,
 }
 
 fn score_grid(
@@ -58,17 +71,18 @@ fn score_grid(
     table: &PerplexityTable,
     lengths: &[u64],
     caption: &str,
-    value: impl Fn(&PerplexityScore) -> Option<(f64, Option<f64>, bool)>,
+    value: impl Fn(&PerplexityScore) -> Option<ScoreCell>,
 ) -> Grid {
     let cell = |score: Option<&PerplexityScore>| {
-        let Some((score, (mean, spread, best))) = score.and_then(|score| Some((score, value(score)?))) else {
+        let Some((score, ScoreCell { mean, spread, best, n })) = score.and_then(|score| Some((score, value(score)?)))
+        else {
             return Cell::from("\u{2013}".to_owned());
         };
         Cell {
             text: number(mean),
             spread: spread.filter(|_| mean.is_finite()).map(|spread| deviation(mean, spread)),
             best,
-            note: cell_note(score),
+            note: cell_note(score, n),
             ..Cell::default()
         }
     };
@@ -88,6 +102,7 @@ fn own_context_grid(results: &Results, table: &PerplexityTable) -> Option<Grid> 
     let here: Vec<_> = table.own_context.iter().filter(|score| score.eval_len == length).collect();
     let bins: BTreeSet<u64> = here.iter().map(|score| score.from).collect();
     let rows = here.chunk_by(|a, b| (&a.encoding, a.window) == (&b.encoding, b.window)).map(|scores| {
+        let most = scores.iter().map(|score| score.n).max().unwrap_or(0);
         let cell = |from: &u64| {
             let Some(score) = scores.iter().find(|score| score.from == *from) else {
                 return Cell::from("\u{2013}".to_owned());
@@ -96,7 +111,7 @@ fn own_context_grid(results: &Results, table: &PerplexityTable) -> Option<Grid> 
             Cell {
                 text: number(score.perplexity),
                 spread: spread.map(|spread| deviation(score.perplexity, spread)),
-                note: (score.n < scores[0].n).then(|| format!("n = {}", score.n)),
+                note: (score.n < most).then(|| format!("n = {}", score.n)),
                 ..Cell::default()
             }
         };
@@ -188,11 +203,11 @@ pub fn windows(table: &PerplexityTable) -> Vec<String> {
     longest.into_iter().map(sentence).collect()
 }
 
-/// What is incomplete about a cell, in few words.
-fn cell_note(score: &PerplexityScore) -> Option<String> {
+/// What is incomplete about a cell of `n` seeds, in few words.
+fn cell_note(score: &PerplexityScore, n: usize) -> Option<String> {
     let mut notes = Vec::new();
-    if score.n < score.n_expected {
-        notes.push(format!("n = {} of {}", score.n, score.n_expected));
+    if n < score.n_expected {
+        notes.push(format!("n = {n} of {}", score.n_expected));
     }
     if score.n_not_finite > 0 {
         notes.push(format!("{} not finite", score.n_not_finite));

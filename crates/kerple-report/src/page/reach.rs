@@ -99,8 +99,7 @@ pub(super) fn reach_grid(results: &Results, table: &AnswerTable) -> Option<Grid>
 /// The tables of several tasks, one per task so that a mean over tasks counts each once; none where there are fewer than two, or
 /// several of one task.
 pub(super) fn suite_tables(results: &Results) -> Vec<&AnswerTable> {
-    let split = |table: &&AnswerTable| table.split == "test" && !table.reaches.is_empty();
-    let tables: Vec<&AnswerTable> = results.answers.iter().filter(split).collect();
+    let tables: Vec<&AnswerTable> = results.answers.iter().filter(|table| table.is_of_suite()).collect();
     let contents: BTreeSet<(&str, &str)> = tables.iter().map(|table| (&*table.task, &*table.text)).collect();
     if tables.len() < 2 || contents.len() != tables.len() { Vec::new() } else { tables }
 }

@@ -3,7 +3,7 @@
 use super::answers::percent;
 use super::reach::reach_text;
 use super::{Cell, Grid, Row};
-use crate::format::{count, deviation, number};
+use crate::format::{count, deviation, number, one_line};
 use crate::results::{AnswerMean, AnswerTable, PerplexityScore, PerplexityTable, Results, name_text};
 
 /// Encoding by length, perplexity and bits per byte, as plain text; `*` marks the lowest at a length.
@@ -120,6 +120,7 @@ const LINE: usize = 80;
 fn columns(quantity: &str, head: Vec<String>, rows: Vec<Vec<String>>) -> String {
     let count = head.len();
     let head = std::iter::once(quantity.to_owned()).chain(head);
+    let rows = rows.into_iter().map(|row| row.iter().map(|cell| one_line(cell)).collect());
     let lines: Vec<Vec<String>> = std::iter::once(head.collect()).chain(rows).collect();
     let width = |column: usize| 2 + lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..=count).map(width).collect();

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::group::{RunGroup, TableAssignment};
 use super::reach::{self, AnswerPair, AnswerReach};
-use super::table::RowName;
+use super::table::{RowName, at_lengths, name_text};
 use super::{Spread, highest, number};
 use crate::run::Run;
 use crate::statistics::{ALPHA, Untestable, holm, paired_t_test};
@@ -45,6 +45,9 @@ pub struct AnswerMean {
     pub window: Option<u64>,
     /// Seeds that were evaluated.
     pub n: usize,
+    /// Of these, seeds that were evaluated at all lengths beyond the training length.
+    #[serde(skip)]
+    pub n_beyond: usize,
     /// Mean over lengths up to the training length, and over the seeds that were evaluated at all of them.
     #[serde(with = "number")]
     pub within: Option<f64>,
@@ -154,6 +157,9 @@ pub struct AnswerTable {
     pub reaches: Vec<AnswerReach>,
     /// All pairs of them.
     pub pairs: Vec<AnswerPair>,
+    /// What is incomplete about it, in sentences.
+    #[serde(skip)]
+    pub notes: Vec<String>,
 }
 
 impl AnswerTable {
@@ -170,6 +176,11 @@ impl AnswerTable {
         let closest = |wanted: u64| all.iter().copied().min_by_key(|length| length.abs_diff(wanted));
         let doubled = (0..8).filter_map(|octave| closest(self.train_len << octave));
         doubled.chain([*first, *last]).collect::<BTreeSet<u64>>().into_iter().collect()
+    }
+
+    /// Whether it is one of the tables that are shown together where there are several tasks.
+    pub fn is_of_suite(&self) -> bool {
+        self.split == "test" && !self.reaches.is_empty()
     }
 
     /// The cell of a row and a length, if it exists.
@@ -373,7 +384,10 @@ fn table(
     reach::rank(&mut reaches, &pairs);
     let title = groups.iter().find(|known| known.id == group).map_or("", |group| &group.title);
     let title = if title.is_empty() { task.clone() } else { format!("{task}, {title}") } + sequences;
+    let planned = groups.iter().find(|known| known.id == group).map(|group| group.seeds.clone()).unwrap_or_default();
+    let notes = notes(&title, rows, planned);
     AnswerTable {
+        notes,
         group,
         split,
         train_len: first.train_len,
@@ -393,6 +407,37 @@ fn table(
         scores,
         task,
     }
+}
+
+/// What a reader of the table must know about missing and odd cells, of the rows that it is computed from.
+fn notes(title: &str, rows: &[(&Run, &EvaluationRow, &TaskScore)], mut expected: BTreeSet<u64>) -> Vec<String> {
+    type Name = (String, Option<u64>);
+    let mut cells: BTreeMap<Name, BTreeMap<u64, Vec<bool>>> = BTreeMap::new();
+    for (run, row, _) in rows {
+        expected.insert(row.seed);
+        let is_unfinished = run.last_step().is_some_and(|last| row.step < last);
+        let of_row = cells.entry((run.name_of(row), run.window_of(row))).or_default();
+        of_row.entry(row.eval_len).or_default().push(is_unfinished);
+    }
+    let lengths: BTreeSet<u64> = cells.values().flat_map(|of_row| of_row.keys().copied()).collect();
+    let said = |kind: &str, is_odd: &dyn Fn(&Name, Option<&Vec<bool>>) -> bool| {
+        let of = |(name, of_row): (&Name, &BTreeMap<u64, Vec<bool>>)| {
+            let odd: Vec<u64> = lengths.iter().copied().filter(|length| is_odd(name, of_row.get(length))).collect();
+            let at = at_lengths(&odd, lengths.len())?;
+            Some(format!("{} {at}", name_text((&name.0, name.1))))
+        };
+        let cells: Vec<String> = cells.iter().filter_map(of).collect();
+        (!cells.is_empty()).then(|| format!("{kind} ({title}): {}.", cells.join(", ")))
+    };
+    let kinds = [
+        // A windowed baseline is for some lengths only.
+        said("Not evaluated", &|(_, window), cell| cell.is_none() && window.is_none()),
+        said("Fewer seeds than others, so the means cover different sequences", &|_, cell| {
+            cell.is_some_and(|seeds| seeds.len() < expected.len())
+        }),
+        said("Checkpoints of unfinished training", &|_, cell| cell.is_some_and(|seeds| seeds.contains(&true))),
+    ];
+    kinds.into_iter().flatten().collect()
 }
 
 /// The rule at every length, each seed once: its sequences are those of all encodings.
@@ -481,6 +526,7 @@ fn mean<'a>(
         window,
         n,
         within: Spread::of(&within).map(|spread| spread.mean),
+        n_beyond: beyond.len(),
         beyond: spread.map(|spread| spread.mean),
         beyond_deviation: spread.and_then(|spread| spread.deviation),
         beyond_max: beyond.into_iter().reduce(f64::max),

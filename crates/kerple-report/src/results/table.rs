@@ -105,6 +105,9 @@ pub struct PerplexityScore {
     /// Sample deviation of the ratio.
     #[serde(with = "number")]
     pub ratio_deviation: Option<f64>,
+    /// Seeds among `n` whose checkpoint was also evaluated at the training length.
+    #[serde(skip)]
+    pub n_ratio: usize,
     /// Whether this is the lowest perplexity at its length, of at least two, on the seeds that all have there.
     pub best: bool,
     /// Whether these are the lowest bits per byte at its length, of at least two, on the seeds that all have there.
@@ -167,6 +170,18 @@ pub fn name_text((encoding, window): RowName) -> String {
     window.map_or_else(|| encoding.to_owned(), |window| format!("{encoding}, window {window}"))
 }
 
+/// Some lengths of `all`, in words; `None` of none.
+pub(super) fn at_lengths(at: &[u64], all: usize) -> Option<String> {
+    match at {
+        [] => None,
+        _ if at.len() == all => Some("at every length".to_owned()),
+        [_] | [_, _] | [_, _, _] => {
+            Some(format!("at {}", at.iter().map(u64::to_string).collect::<Vec<_>>().join(" and ")))
+        }
+        [first, .., last] => Some(format!("at {} lengths from {first} to {last}", at.len())),
+    }
+}
+
 /// All encodings at all lengths under one setting.
 #[derive(Clone, Debug, Serialize)]
 pub struct PerplexityTable {
@@ -218,14 +233,7 @@ impl PerplexityTable {
             let of = |name: RowName| -> Option<String> {
                 let at: Vec<u64> =
                     lengths.iter().copied().filter(|&length| odd(name, self.score(name, length))).collect();
-                let name = name_text(name);
-                let list = || at.iter().map(u64::to_string).collect::<Vec<_>>().join(" and ");
-                match at.len() {
-                    0 => None,
-                    n if n == lengths.len() => Some(format!("{name} at every length")),
-                    1..=3 => Some(format!("{name} at {}", list())),
-                    n => Some(format!("{name} at {n} lengths from {} to {}", at[0], at[n - 1])),
-                }
+                Some(format!("{} {}", name_text(name), at_lengths(&at, lengths.len())?))
             };
             names.iter().filter_map(|&name| of(name)).collect()
         };
@@ -245,7 +253,24 @@ impl PerplexityTable {
             .map(|(kind, cells)| format!("{} ({}): {}.", kind, self.setting.title, cells.join(", ")));
         let doubts: BTreeSet<&String> = self.evaluations.iter().flat_map(|row| &row.doubts).collect();
         let doubts = doubts.into_iter().map(|doubt| format!("Key tokens ({}): {doubt}.", self.setting.title));
-        odd.chain(self.numerics_note()).chain(doubts).collect()
+        odd.chain(self.unmarked_note()).chain(self.numerics_note()).chain(doubts).collect()
+    }
+
+    /// Lengths at which several have a finite mean and none is marked.
+    fn unmarked_note(&self) -> Option<String> {
+        let is_unmarked = |length: &u64| {
+            let here = || self.scores.iter().filter(|score| score.eval_len == *length);
+            here().filter(|score| score.perplexity.is_finite()).count() >= 2 && !here().any(|score| score.best)
+        };
+        let unmarked: Vec<String> =
+            self.lengths().iter().filter(|length| is_unmarked(length)).map(u64::to_string).collect();
+        (!unmarked.is_empty()).then(|| {
+            format!(
+                "No lowest perplexity is marked ({}), because no seed is common to all encodings: at {}.",
+                self.setting.title,
+                unmarked.join(" and ")
+            )
+        })
     }
 
     /// What to say of rows that different instruction sets made.
@@ -369,8 +394,11 @@ fn score(
     let perplexity = Spread::of(&perplexities).expect("a cell has a row");
     let bits: Option<Vec<f64>> = rows.iter().map(|row| row.bits_per_byte).collect();
     let bits = bits.and_then(|bits| Spread::of(&bits));
-    let same_seed = |row: &RunEvaluation| at_train_len.iter().find(|other| other.seed == row.seed);
-    let ratios: Vec<f64> = rows.iter().filter_map(|row| Some(row.perplexity / same_seed(row)?.perplexity)).collect();
+    // of another checkpoint, it would be a ratio of updates too
+    let same_checkpoint =
+        |row: &RunEvaluation| at_train_len.iter().find(|other| (other.seed, other.step) == (row.seed, row.step));
+    let ratios: Vec<f64> =
+        rows.iter().filter_map(|row| Some(row.perplexity / same_checkpoint(row)?.perplexity)).collect();
     let ratio = Spread::of(&ratios);
     PerplexityScore {
         encoding: rows[0].encoding.clone(),
@@ -386,6 +414,7 @@ fn score(
         bits_per_byte_deviation: bits.and_then(|spread| spread.deviation),
         ratio: ratio.map(|spread| spread.mean),
         ratio_deviation: ratio.and_then(|spread| spread.deviation),
+        n_ratio: ratios.len(),
         best: false,
         best_bits_per_byte: false,
         dagger: test.is_some_and(|test| test.dagger),
@@ -436,12 +465,16 @@ fn test(
     rows: &[&RunEvaluation],
     others: &[&RunEvaluation],
 ) -> PerplexityTest {
-    let pairs = rows.iter().filter_map(|row| {
-        let other = others.iter().find(|other| other.seed == row.seed)?;
-        Some((row.perplexity, other.perplexity))
+    let pairs: Vec<(&RunEvaluation, &RunEvaluation)> =
+        rows.iter().filter_map(|row| Some((*row, *others.iter().find(|other| other.seed == row.seed)?))).collect();
+    let (x, y): (Vec<f64>, Vec<f64>) = pairs.iter().map(|(row, other)| (row.perplexity, other.perplexity)).unzip();
+    let is_unlike = |(row, other): &&(&RunEvaluation, &RunEvaluation)| {
+        row.step != other.step && (row.unfinished || other.unfinished)
+    };
+    let tested = paired_t_test(&x, &y).and_then(|found| match pairs.iter().filter(is_unlike).count() {
+        0 => Ok(found),
+        n => Err(Untestable::Unfinished { n }),
     });
-    let (x, y): (Vec<f64>, Vec<f64>) = pairs.unzip();
-    let tested = paired_t_test(&x, &y);
     let found = tested.ok();
     let interval = found.map(|found| found.interval(1.0 - ALPHA));
     PerplexityTest {

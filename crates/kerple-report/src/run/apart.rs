@@ -55,8 +55,8 @@ pub(super) fn earlier_checkpoints_note(rows: &[EvaluationRow]) -> Option<String>
     })
 }
 
-/// Of copies of a run, which have its plan and seed and were made by the same programs in the same way, one counts, with the rows
-/// that only others have.
+/// Of copies of a run, which have its plan and seed and were made by the same programs in the same way, the one with the most
+/// updates counts, with the rows that only others have. Copies that contradict it are noted.
 pub(super) fn mark_duplicates(runs: &mut [Run]) {
     let mut same: BTreeMap<(String, u64), Vec<usize>> = BTreeMap::new();
     for (index, run) in runs.iter().enumerate() {
@@ -66,12 +66,17 @@ pub(super) fn mark_duplicates(runs: &mut [Run]) {
     }
     let groups: Vec<Vec<usize>> = same.into_values().flat_map(|indices| copies(runs, indices)).collect();
     for indices in groups {
-        let size = |index: &&usize| (runs[**index].evaluations.len(), runs[**index].metrics.len());
+        let size = |index: &&usize| {
+            let run = &runs[**index];
+            (run.steps_done(), run.evaluations.len(), run.metrics.len())
+        };
         // `rev`: of equal ones `max_by_key` takes the last, and the first should count.
         let keep = *indices.iter().rev().max_by_key(size).expect("a group has a member");
         let kept = runs[keep].folder.clone();
         for &index in indices.iter().filter(|&&index| index != keep) {
             runs[index].duplicate_of = Some(kept.clone());
+            let contradiction = contradicted(&runs[index], &runs[keep]);
+            runs[index].notes.extend(contradiction);
             let known: BTreeSet<_> = runs[keep].evaluations.iter().map(EvaluationRow::identity).collect();
             let is_new = |row: &&EvaluationRow| !known.contains(&row.identity());
             let more: Vec<EvaluationRow> = runs[index].evaluations.iter().filter(is_new).cloned().collect();
@@ -81,6 +86,25 @@ pub(super) fn mark_duplicates(runs: &mut [Run]) {
             runs[keep].evaluations.extend(more);
         }
     }
+}
+
+/// In what a copy of a run says otherwise than the one that counts.
+fn contradicted(copy: &Run, kept: &Run) -> Option<String> {
+    let losses: BTreeMap<_, f64> = kept.evaluations.iter().map(|row| (row.identity(), row.nll)).collect();
+    let differs = |a: f64, b: f64| a != b && !(a.is_nan() && b.is_nan());
+    let is_other = |row: &&EvaluationRow| losses.get(&row.identity()).is_some_and(|loss| differs(*loss, row.nll));
+    let rows = copy.evaluations.iter().filter(is_other).count();
+    let logged: BTreeMap<u64, f64> = kept.metrics.iter().map(|row| (row.step, row.loss)).collect();
+    let is_logged_otherwise =
+        |row: &&kerple_run::MetricsRow| logged.get(&row.step).is_some_and(|loss| differs(*loss, row.loss));
+    let steps = copy.metrics.iter().filter(is_logged_otherwise).count();
+    (rows + steps > 0).then(|| {
+        format!(
+            "{rows} evaluations and {steps} logged steps have another loss than those of {}, which count although both should be \
+             equal",
+            kept.folder.display()
+        )
+    })
 }
 
 /// Runs of one plan and seed, by which may be copies of each other: one has all the updates of the other, by the same programs.
@@ -292,6 +316,29 @@ mod tests {
             let same = runs[0].conditions == runs[1].conditions;
             assert_eq!(same, other[2] == "f32", "{other:?}: what may meet in a mean");
         }
+    }
+
+    #[test]
+    fn copies_that_contradict_each_other_are_noted_and_the_one_with_most_updates_counts() {
+        let root = tempfile::tempdir().unwrap();
+        made(root.path(), "a", ["c1", "avx2", "f32"], &[["avx2", "f32"]]);
+        made(root.path(), "b", ["c1", "avx2", "f32"], &[["avx2", "f32"]]);
+        let path = root.path().join("b").join(kerple_run::EVALUATION_FILE);
+        let text = std::fs::read_to_string(&path).unwrap();
+        let notes = || {
+            let notes = find_runs(&[root.path()]).unwrap().remove(1).notes.into_iter();
+            notes.filter(|note| note.contains("another loss")).collect::<String>()
+        };
+        assert_eq!(notes(), "", "equal rows are not news");
+        std::fs::write(&path, text.replace(r#""nll":2.0"#, r#""nll":2.5"#)).unwrap();
+        assert!(notes().starts_with("1 evaluations and 0 logged steps have another loss than those of"), "{}", notes());
+        // more rows of a checkpoint before the last do not make it the fuller one
+        let row = text.replace(r#""step":9"#, r#""step":5"#);
+        let rows = [64, 128, 256].map(|length| row.replace(r#""eval_len":64"#, &format!(r#""eval_len":{length}"#)));
+        std::fs::write(&path, rows.concat()).unwrap();
+        let runs = find_runs(&[root.path()]).unwrap();
+        assert_eq!(runs[0].duplicate_of, None);
+        assert_eq!((runs[1].duplicate_of.as_deref(), runs[0].evaluations.len()), (Some(&*runs[0].folder), 4));
     }
 
     #[test]

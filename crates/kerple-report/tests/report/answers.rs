@@ -296,3 +296,75 @@ fn reaches_have_intervals_and_all_pairs_are_tested_together() {
     assert!(std::fs::read_to_string(&summary.index).unwrap().contains("beyond 160"));
     assert!(table_text(&summary.results).contains("reaches"));
 }
+
+#[test]
+fn means_over_fewer_seeds_or_lengths_say_so() {
+    let root = tempfile::tempdir().unwrap();
+    for seed in [1, 2, 3, 4] {
+        run(root.path(), "kerple_log", seed, &[(40, 1.0), (80, 0.75), (160, 0.5)], None);
+        let all = [(40, 1.0), (80, 1.0), (160, 0.25)];
+        run(root.path(), "alibi", seed, if seed > 2 { &all[..2] } else { &all }, None);
+        run(root.path(), "rotary", seed, &[(40, 1.0), (80, 0.0)], None);
+    }
+    let summary =
+        write(&find_runs(&[root.path()]).unwrap(), &root.path().join("report"), &ReportOptions::default()).unwrap();
+    let mean = |name: &str| summary.results.answers[0].means.iter().find(|mean| mean.encoding == name).unwrap();
+    assert_eq!((mean("alibi").n, mean("alibi").n_beyond, mean("alibi").beyond), (4, 2, Some(0.625)));
+    assert_eq!((mean("rotary").n_beyond, mean("rotary").beyond), (0, None));
+    let markdown = std::fs::read_to_string(root.path().join("report/report.md")).unwrap();
+    for part in [
+        "62.50 ± 0.00 (n = 2 of 4; not tested: 2 common seeds",
+        "25.00 ± 0.00 (n = 2) |",
+        "- Not evaluated (passkey): rotary at 160.",
+        "- Fewer seeds than others, so the means cover different sequences (passkey): alibi at 160.",
+    ] {
+        assert!(markdown.contains(part), "{part}: {markdown}");
+    }
+}
+
+#[test]
+fn unfinished_checkpoints_and_tasks_of_several_settings_are_noted() {
+    let root = tempfile::tempdir().unwrap();
+    all(root.path());
+    for name in ["alibi-1", "alibi-2", "rotary-1"] {
+        let file = root.path().join(name).join("evaluation.jsonl");
+        let rows = read_rows::<EvaluationRow>(&file).unwrap().rows;
+        for mut row in rows {
+            // another task, and the first one on other sequences
+            let mut other = row.clone();
+            other.task.as_mut().unwrap().name = "recall".to_owned();
+            other.text.checksum = "cd".to_owned();
+            row.text.n_segments = 32;
+            let mut journal = Journal::open(&file).unwrap();
+            [other, row].iter().for_each(|row| journal.push(row).unwrap());
+        }
+    }
+    let plan = root.path().join("alibi-1/plan.json");
+    let text = std::fs::read_to_string(&plan).unwrap();
+    std::fs::write(&plan, text.replace(r#""steps":9"#, r#""steps":10"#)).unwrap();
+    let notes = |root: &Path| {
+        let summary = write(&find_runs(&[root]).unwrap(), &root.join("report"), &ReportOptions::default()).unwrap();
+        summary.results.notes.join("\n")
+    };
+    let found = notes(root.path());
+    assert!(found.contains("Checkpoints of unfinished training (passkey"), "{found}");
+    std::fs::write(&plan, text).unwrap();
+    let found = notes(root.path());
+    let expected =
+        "Tables over all tasks are left out, because some tasks have tables of several settings: passkey has 2 tables.";
+    assert!(found.contains(expected) && !found.contains("unfinished"), "{found}");
+}
+
+#[test]
+fn a_share_that_is_no_number_never_leads() {
+    let root = tempfile::tempdir().unwrap();
+    for seed in [1, 2, 3] {
+        run(root.path(), "alibi", seed, &[(40, 1.0), (80, if seed == 2 { f64::NAN } else { 1.0 })], None);
+        run(root.path(), "rotary", seed, &[(40, 1.0), (80, 0.5)], None);
+        run(root.path(), "none", seed, &[(40, 1.0), (80, 0.25)], None);
+    }
+    let summary =
+        write(&find_runs(&[root.path()]).unwrap(), &root.path().join("report"), &ReportOptions::default()).unwrap();
+    let page = std::fs::read_to_string(&summary.index).unwrap();
+    assert!(page.contains("rotary has the most right answers of 2 encodings: 50.00 %"), "{page}");
+}

@@ -6,3 +6,4 @@ mod files;
 mod learning;
 mod made_up;
 mod meeting;
+mod odd;

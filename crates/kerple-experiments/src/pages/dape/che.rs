@@ -53,8 +53,8 @@ fn cell(all: &ReproductionFolder, task: &CorpusFacts, method: &ComparedMethod, t
         length = length.max(answers.lengths().last().copied().unwrap_or(0));
         for mean in answers.means.iter().filter(|mean| method.is_of(&mean.encoding)) {
             if let (Some(beyond), Some(most)) = (mean.beyond, mean.beyond_max) {
-                n += mean.n;
-                sum += mean.n as f64 * beyond;
+                n += mean.n_beyond;
+                sum += mean.n_beyond as f64 * beyond;
                 best = Some(best.map_or(most, |best| best.max(most)));
             }
         }

@@ -41,7 +41,11 @@ pub(super) fn tasks<'a>(all: &'a ReproductionFolder, page: &PageDescription) -> 
 
 /// Share of right answers at the longest evaluated length, for every seed.
 pub(super) fn accuracy(on: TrainedOn, method: &ComparedMethod) -> SeedValues {
-    by_seed(&on.runs(method), |run| Some(run.evaluations.iter().max_by_key(|row| row.eval_len)?.task.as_ref()?.score()))
+    // of a run without that length nothing counts: another length is another question
+    let Some(longest) = lengths(on).pop() else { return SeedValues::new() };
+    by_seed(&on.runs(method), |run| {
+        Some(run.evaluations.iter().find(|row| row.eval_len == longest)?.task.as_ref()?.score())
+    })
 }
 
 /// Evaluated lengths.
