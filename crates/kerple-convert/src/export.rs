@@ -123,7 +123,7 @@ pub fn export(run: &RunFolder, to: &Path, options: &ExportOptions) -> Result<Exp
     if chosen.family == ModelFamily::Kerple {
         PYTHON.iter().try_for_each(|(name, text)| folder.write(name, text.as_bytes()))?;
     }
-    folder.write("README.md", readme::text(chosen.family, &plan, &tokens).as_bytes())?;
+    folder.write("README.md", readme::text(&chosen, &plan, &tokens).as_bytes())?;
     let files = folder.end()?;
     Ok(Exported { family: chosen.family, files, bytes, notes })
 }
@@ -185,7 +185,9 @@ fn first_family(plan: &Plan, options: &ExportOptions) -> Result<FamilyConfig> {
         });
     }
     let init_from = plan.init_from.as_ref().and_then(|init_from| init_from.family());
-    let known = init_from.into_iter().filter(|family| *family != ModelFamily::Kerple).chain(native::FAMILIES);
+    let known = init_from.into_iter().filter(|family| *family != ModelFamily::Kerple);
+    // a model goes back to where it came from even where transformers computes that architecture in its own way
+    let known = known.chain(native::FAMILIES.into_iter().filter(|family| native::is_exact(*family, plan)));
     if let Some(chosen) = known.into_iter().find_map(|family| represent(family).ok()) {
         return Ok(chosen);
     }

@@ -37,7 +37,7 @@ use std::path::{Path, PathBuf};
 use tensors::{TensorReader, TransformersFolder};
 
 /// The file that describes a model.
-const CONFIG: &str = "config.json";
+const CONFIG: &str = config::NAME;
 /// Makes transformers load weights that are added to others.
 const ADAPTER: &str = "adapter_config.json";
 

@@ -235,6 +235,44 @@ fn sampling_that_is_left_out_is_named() {
     says(&notes, &["leaves out how generation_config.json samples, do_sample = true, temperature = 0.6; use"]);
     let notes = with(json!({ "eos_token_id": 2, "temperature": 1.0, "max_length": 20, "min_p": null }));
     assert!(!notes.contains("samples"), "{notes}");
+    let notes =
+        with(json!({ "eos_token_id": 2, "stop_strings": ["\n"], "max_new_tokens": 5, "sequence_bias": [[[1], 2.0]] }));
+    says(&notes, &["sequence_bias = ", "stop_strings = ", "max_new_tokens = 5"]);
+    // without that file, transformers takes the settings of config.json
+    let copy = ModelCopy::of(HF).configured(json!({ "do_sample": true, "temperature": 0.5 }));
+    assert!(!copy.notes().contains("samples"));
+    let copy = ModelCopy::of(HF).configured(json!({ "do_sample": true, "temperature": 0.5 }));
+    _ = fs::remove_file(copy.file("generation_config.json"));
+    says(&copy.notes(), &["leaves out how config.json samples, do_sample = true, temperature = 0.5; use"]);
+}
+
+/// transformers makes tokens as the class of the tokenizer does, and kerple as its file defines.
+#[test]
+fn the_class_of_a_tokenizer_is_named() {
+    let with = |keys: Value| {
+        ModelCopy::of(HF)
+            .with("tokenizer.json", &tokenizer(&[added(1, "<s>", true)]))
+            .with("tokenizer_config.json", &keys)
+            .notes()
+    };
+    let notes = with(json!({ "tokenizer_class": "GPT2Tokenizer", "add_prefix_space": true, "eos_token": "<s>" }));
+    says(&notes, &["as tokenizer.json defines", "`GPT2Tokenizer` does with add_prefix_space = true"]);
+    for class in ["PreTrainedTokenizerFast", "TokenizersBackend"] {
+        let notes = with(json!({ "tokenizer_class": class, "add_prefix_space": true, "eos_token": "<s>" }));
+        assert!(!notes.contains("as tokenizer.json defines"), "{notes}");
+    }
+    says(&with(json!({ "split_special_tokens": true, "eos_token": "<s>" })), &["split_special_tokens of"]);
+}
+
+/// With `is_causal = false`, transformers lets tokens attend to later ones; code that a folder has is not read.
+#[test]
+fn attention_to_later_tokens_is_refused_and_code_is_named() {
+    let says_causal = |value: Value| ModelCopy::of(HF).configured(json!({ "is_causal": value }));
+    says(&says_causal(false.into()).refused(), &["is_causal = false: only true can be imported"]);
+    assert!(!says_causal(true.into()).notes().contains("is_causal"));
+    let copy = ModelCopy::of(HF).configured(json!({ "auto_map": { "AutoModelForCausalLM": "modeling_x.X" } }));
+    says(&copy.notes(), &["auto_map names code for the model, \"modeling_x.X\", which is not read", "as gpt_neox"]);
+    assert!(!ModelCopy::of(HF).notes().contains("auto_map"));
 }
 
 #[test]

@@ -133,7 +133,7 @@ impl Corpus {
         let vocab_size = files.vocab_size(largest, vocab_size)?;
         let mut summary = CorpusSummary::of_ids(vocab_size);
         summary.inputs = vec![prefix.display().to_string()];
-        summary.warnings.extend(files.warning());
+        summary.warnings.extend(files.warnings());
         summary.assignment = format!("{shares}, by document, in file order");
         for (counts, tokens) in summary.splits_mut().into_iter().zip(&splits) {
             (counts.documents, counts.tokens) = (tokens.documents() as u64, tokens.len() as u64);

@@ -15,7 +15,7 @@ use crate::corpus::{CorpusSummary, META, TOKENIZER};
 use crate::error::{Error, Result};
 use crate::music::Representation;
 use crate::split::Split;
-use crate::text::Sources;
+use crate::text::{SourceFile, Sources};
 use crate::tokenizer::Tokenizer;
 use choose::ChosenTokenizer;
 use select::{NamedDuplicates, Selection, Tally};
@@ -180,7 +180,7 @@ pub fn prepare(options: &PrepareOptions, progress: &mut dyn FnMut(&PrepareProgre
                 "omit --augment, or choose --tokenizer remi or groove",
             ));
         }
-        None => {}
+        None => check_archives(&files)?,
     }
     let selection = Selection::new(options, &files)?;
     let chosen = choose::tokenizer(options, &files, &selection, progress);
@@ -214,6 +214,9 @@ pub fn prepare(options: &PrepareOptions, progress: &mut dyn FnMut(&PrepareProgre
     summary.warnings.extend(of_token_files);
     summary.assignment = selection.describe(&tally);
     summary.warnings.extend(selection.unused_names());
+    summary.warnings.extend(selection.unclear_names());
+    summary.warnings.extend(tally.across_splits());
+    summary.warnings.extend(tally.warnings.iter().cloned());
     if options.augment > 0 {
         summary.assignment += &format!("; {} altered copies of each training piece", options.augment);
     }
@@ -227,7 +230,7 @@ pub fn prepare(options: &PrepareOptions, progress: &mut dyn FnMut(&PrepareProgre
     summary.cut_by_budget = tally.cut_by_budget;
     summary.warnings.extend(writer.losses(options)?);
     writer.finish(&mut summary)?;
-    check_splits(&summary, &tally)?;
+    check_splits(&summary, &tally, music.is_some())?;
     if !options.replace {
         staging.check_content(&summary)?;
     }
@@ -238,7 +241,21 @@ pub fn prepare(options: &PrepareOptions, progress: &mut dyn FnMut(&PrepareProgre
     Ok(summary)
 }
 
-fn check_splits(summary: &CorpusSummary, tally: &Tally) -> Result<()> {
+/// Refuses archives of texts: the documents in them would be missing.
+fn check_archives(files: &[SourceFile]) -> Result<()> {
+    match files.iter().find(|file| file.is_found_archive()) {
+        None => Ok(()),
+        Some(archive) => Err(Error::refused(
+            format!(
+                "{}: archives are read for MIDI files only, and data would be missing without this one",
+                archive.path.display()
+            ),
+            "unpack it, or move it out of the folder; MIDI files need --tokenizer remi or groove",
+        )),
+    }
+}
+
+fn check_splits(summary: &CorpusSummary, tally: &Tally, is_music: bool) -> Result<()> {
     let Some(empty) = Split::ALL.into_iter().find(|split| summary.split(*split).documents == 0) else {
         return Ok(());
     };
@@ -268,9 +285,13 @@ fn check_splits(summary: &CorpusSummary, tally: &Tally) -> Result<()> {
         format!(
             "the {name} split is empty: it needs at least 1 document, and {found} distinct documents were found in all"
         ),
-        format!(
-            "give more documents or larger shares with --split; or name a file {name}.jsonl or \
-             {name}.txt; or name short texts themselves (--input *.txt), which are then cut"
-        ),
+        if is_music {
+            format!("give more pieces or larger shares with --split; or put some into a folder {name} next to train")
+        } else {
+            format!(
+                "give more documents or larger shares with --split; or name a file {name}.jsonl or \
+                 {name}.txt; or name short texts themselves (--input *.txt), which are then cut"
+            )
+        },
     ))
 }

@@ -10,7 +10,7 @@
 //! | `.json` | the items of an array, or the lines, whichever it holds |
 //! | any other file | one: the file, when it is UTF-8 text |
 //!
-//! `.ndjson` is JSON lines too. All but token files, Parquet and MIDI may be compressed: `.zst`,
+//! `.jsonlines` and `.ndjson` are JSON lines too. All but token files, Parquet and MIDI may be compressed: `.zst`,
 //! `.zstd` or `.gz` after the name. Texts of any size are streamed. Kept in memory are a line of
 //! JSON, a row, and the window of a `zstd --long` file, 2 GiB at most.
 
@@ -36,7 +36,7 @@ use crate::corpus::TokenFiles;
 use crate::error::{Error, Result};
 use crate::music::{MusicDocument, Representation};
 use crate::tokens::TokenStream;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -136,7 +136,7 @@ impl SourceFormat {
         {
             let compression = if name.ends_with(".tgz") { Compression::Gzip } else { compression };
             SourceFormat::MidiArchive(representation, compression)
-        } else if stem.ends_with(".jsonl") || stem.ends_with(".ndjson") {
+        } else if [".jsonl", ".jsonlines", ".ndjson"].iter().any(|end| stem.ends_with(end)) {
             SourceFormat::JsonLines(compression)
         } else if stem.ends_with(".csv") {
             SourceFormat::Delimited(compression, b',')
@@ -185,8 +185,15 @@ impl SourceFile {
             self.format = SourceFormat::of(&self.path, Some(representation));
         }
         if self.found && matches!(self.format, SourceFormat::Text(_)) {
-            self.format = SourceFormat::Ignored("it is not MIDI");
+            let compressed = recognise::is_compressed_midi(&self.path);
+            self.format =
+                SourceFormat::Ignored(if compressed { "compressed MIDI; decompress it" } else { "it is not MIDI" });
         }
+    }
+
+    /// Whether it is an archive in a folder, of whose files none would be read.
+    pub(crate) fn is_found_archive(&self) -> bool {
+        self.found && matches!(self.format, SourceFormat::Text(_)) && recognise::is_archive(&self.path)
     }
 
     /// What its documents are, in a word.
@@ -205,6 +212,17 @@ impl SourceFile {
         }
     }
 
+    /// What is wrong where it has no documents, and what to do.
+    pub(crate) fn without_documents(&self) -> (&'static str, &'static str) {
+        match self.format {
+            SourceFormat::Midi(_) | SourceFormat::MidiArchive(..) => (
+                "the file contains no notes to prepare",
+                "give another file; `remi` leaves out drums, and archives need files that end in .mid or .midi",
+            ),
+            _ => ("the file contains no text", "give another file"),
+        }
+    }
+
     /// Whether its documents are values of a key or of a column.
     pub(crate) fn has_keys(&self) -> bool {
         use SourceFormat::{Delimited, JsonArray, JsonLines, Parquet};
@@ -213,7 +231,7 @@ impl SourceFile {
 
     /// The documents, one at a time.
     pub(crate) fn documents(&self, text_key: &str) -> Result<Documents> {
-        let read = Rc::new(Cell::new(0));
+        let (read, warnings) = (Rc::new(Cell::new(0)), Rc::<RefCell<Vec<String>>>::default());
         let reader: DocumentReader = match self.format {
             SourceFormat::JsonLines(compression) => {
                 let input = open(&self.path, compression, read.clone())?;
@@ -241,7 +259,7 @@ impl SourceFile {
             }
             SourceFormat::MidiArchive(representation, compression) => {
                 let input = open(&self.path, compression, read.clone())?;
-                Box::new(midi::MidiArchive::new(&self.path, input, representation))
+                Box::new(midi::MidiArchive::new(&self.path, input, representation, warnings.clone()))
             }
             SourceFormat::Ignored(why) => Box::new(std::iter::once(Ok(SourceDocument {
                 number: 1,
@@ -256,7 +274,7 @@ impl SourceFile {
                 }))
             }
         };
-        Ok(Documents { reader, read })
+        Ok(Documents { reader, read, warnings })
     }
 
     /// What is wrong with a document.
@@ -309,12 +327,18 @@ type DocumentReader = Box<dyn Iterator<Item = Result<SourceDocument>>>;
 pub(crate) struct Documents {
     reader: DocumentReader,
     read: Rc<Cell<u64>>,
+    warnings: Rc<RefCell<Vec<String>>>,
 }
 
 impl Documents {
     /// How many of the file's bytes have been read.
     pub(crate) fn bytes_read(&self) -> u64 {
         self.read.get()
+    }
+
+    /// What the user should know of the file, once all of it has been read.
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        self.warnings.take()
     }
 }
 

@@ -77,10 +77,11 @@ impl Tokenizer {
     pub fn from_file(path: &Path, end_of_document: Option<&str>) -> Result<Tokenizer> {
         let definition = read_definition(path)?;
         let inner = HuggingFace::parse(path, &definition)?;
-        let end = match end_of_document {
+        let mut end = match end_of_document {
             Some(name) => EndOfDocument::named(&inner, path, name)?,
             None => EndOfDocument::from_neighbours(&inner, path)?,
         };
+        end.warnings.extend(end::unread_tokens(&inner, path)?);
         Ok(Tokenizer::assemble(TokenizerKind::HuggingFace(Box::new(inner)), definition, end))
     }
 

@@ -37,6 +37,7 @@ fn json_is_recognised_by_what_it_holds() {
     for (name, content, kind) in [
         ("a.json", lines(&all), "JSON lines"),
         ("a.ndjson", lines(&all), "JSON lines"),
+        ("a.jsonlines", lines(&all), "JSON lines"),
         ("a.json", array.unwrap(), "JSON arrays"),
         ("a.json", texts_alone, "JSON arrays"),
     ] {
@@ -366,4 +367,83 @@ fn splits_that_names_state_and_those_that_shares_make() {
     assert!(said, "{:?}", summary.warnings);
     let (summary, _out) = run(folder(&[("a.jsonl", &data), ("dev-ops-guide.jsonl", &valid)]).path(), |_| {}).unwrap();
     assert!(summary.warnings.iter().any(|warning| warning.contains("dev-ops-guide.jsonl")), "{:?}", summary.warnings);
+}
+
+/// `license.jsonl` is data by its ending, alone or next to other data.
+#[test]
+fn what_ends_like_data_describes_nothing() {
+    for name in ["license.jsonl", "notice.csv", "readme.parquet.jsonl"] {
+        let texts = documents(0, 100);
+        let rows = format!("text\n{}\n", texts.join("\n"));
+        let data = if name.ends_with("csv") { rows } else { lines(&texts) };
+        for others in [&[][..], &[("more.jsonl", lines(documents(100, 10)))]] {
+            let mut files = vec![(name, &*data)];
+            files.extend(others.iter().map(|(name, data)| (*name, &**data)));
+            let (summary, _out) = run(folder(&files).path(), |_| {}).unwrap();
+            assert_eq!((total(&summary), summary.skipped_files), (100 + 10 * others.len() as u64, 0), "{name}");
+        }
+    }
+}
+
+/// Without the documents of an archive a corpus would be smaller than its folder.
+#[test]
+fn archives_of_texts_are_refused() {
+    for name in ["a.tar", "a.tgz", "more/a.TAR.GZ", "a.tar.zst"] {
+        let input = folder(&[("data.jsonl", &lines(documents(0, 100))), (name, "\0\0")]);
+        let error = run(input.path(), |_| {}).unwrap_err();
+        assert!(error.to_string().contains(&format!("{name}: archives are read for MIDI files only")), "{error}");
+    }
+    for (name, hint) in
+        [("a.tar", "unpack"), ("a.jsonl.xz", "decompress it"), ("a.mid.bz2", "decompress it"), ("a.bin", "are pairs")]
+    {
+        let input = folder(&[(name, "\0\0")]);
+        let error = run(&input.path().join(name), |_| {}).unwrap_err();
+        assert!(error.hint().contains(hint), "{name}: {}", error.hint());
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn links_that_lead_back_to_each_other_end() {
+    let input = folder(&[("x/a.jsonl", &lines(documents(0, 100))), ("y/b.jsonl", &lines(documents(100, 10)))]);
+    for (name, to) in [("x/one", "../y"), ("x/two", "../y"), ("y/one", "../x"), ("y/two", "../x")] {
+        std::os::unix::fs::symlink(to, input.path().join(name)).unwrap();
+    }
+    let (summary, _out) = run(input.path(), |_| {}).unwrap();
+    assert_eq!(total(&summary), 110);
+    assert!(summary.skipped.iter().all(|line| line.ends_with("the link points to a folder that contains the link")));
+}
+
+#[test]
+fn documents_that_two_splits_share_are_said() {
+    let (own, shared) = (lines(documents(0, 40)), lines(documents(100, 7)));
+    let valid = lines(documents(200, 3));
+    let input = folder(&[
+        ("test.jsonl", &(shared.clone() + &lines(documents(300, 2)))),
+        ("train.jsonl", &(own.clone() + &shared + &own)),
+        ("valid.jsonl", &valid),
+    ]);
+    let (summary, _out) = run(input.path(), |_| {}).unwrap();
+    assert_eq!((summary.train.documents, summary.test.documents, summary.duplicates), (40, 9, 47));
+    let said: Vec<&String> = summary.warnings.iter().filter(|warning| warning.contains("equal documents")).collect();
+    let [said] = &said[..] else { panic!("{said:?}") };
+    assert!(said.starts_with("7 documents of files named for the train split, the first in "), "{said}");
+    assert!(said.ends_with("were read before for test, and are counted there only"), "{said}");
+}
+
+/// `eval` is validation in some datasets and test in others.
+#[test]
+fn words_that_mean_two_splits_are_said() {
+    let (train, other) = (lines(documents(200, 20)), lines(documents(0, 100)));
+    for name in ["eval.jsonl", "testing.jsonl", "a-evaluation-set.jsonl", "eval/a.jsonl"] {
+        let input = folder(&[("train.jsonl", &train), (name, &other)]);
+        let (summary, _out) = run(input.path(), |_| {}).unwrap();
+        assert!(
+            summary.warnings.iter().any(|said| said.contains(name) && said.contains("rename them to valid or test"))
+        );
+        let (summary, _out) = run(input.path(), |options| options.split_by_name = false).unwrap();
+        assert!(!summary.warnings.iter().any(|said| said.contains("rename them")), "{:?}", summary.warnings);
+    }
+    let input = folder(&[("evaluate.jsonl", &other), ("eval.py", "a program")]);
+    assert_eq!(run(input.path(), |_| {}).unwrap().0.warnings, Vec::<String>::new());
 }

@@ -73,6 +73,47 @@ fn archives_and_folders_give_the_same_pieces() {
     }
 }
 
+/// Folders in an archive do not count as splits, and its other files are left out: both are said.
+#[test]
+fn what_an_archive_has_besides_pieces_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut tar = tar::Builder::new(Vec::new());
+    let header = |size: usize| {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(size as u64);
+        header.set_mode(0o644);
+        header
+    };
+    for seed in 0..60 {
+        let (bytes, split) = (piece(seed).to_midi().unwrap(), ["train", "validation", "test"][seed as usize % 3]);
+        tar.append_data(&mut header(bytes.len()), format!("set/{split}/{seed}.mid"), &bytes[..]).unwrap();
+    }
+    tar.append_data(&mut header(2), "set/README.txt", &b"hi"[..]).unwrap();
+    tar.append_data(&mut header(2), "set/.DS_Store", &b"hi"[..]).unwrap();
+    tar.append_data(&mut header(2), "set/test/more.mid.gz", &b"hi"[..]).unwrap();
+    let mut link = header(0);
+    link.set_entry_type(tar::EntryType::Link);
+    tar.append_link(&mut link, "set/test/same.mid", "set/train/0.mid").unwrap();
+    let path = folder.path().join("a.tar");
+    fs::write(&path, tar.into_inner().unwrap()).unwrap();
+    let summary = run(&path, &folder.path().join("out"), "remi", 0).unwrap();
+    let skipped: Vec<&str> = summary.skipped.iter().map(|line| line.split_once("a.tar: ").unwrap().1).collect();
+    assert_eq!(
+        skipped,
+        [
+            "its file set/README.txt is not MIDI",
+            "its file set/test/more.mid.gz is compressed MIDI; decompress it",
+            "its file set/test/same.mid is a link; links in archives are not followed"
+        ]
+    );
+    let [said] = &summary.warnings[..] else { panic!("{:?}", summary.warnings) };
+    assert!(said.contains("names in the archive look like splits and are ignored: set/train/0.mid"), "{said}");
+    let empty = folder.path().join("empty.mid");
+    MusicPiece::empty(480).write(&empty).unwrap();
+    let error = run(&empty, &folder.path().join("none"), "remi", 0).unwrap_err().to_string();
+    assert!(error.ends_with("empty.mid: the file contains no notes to prepare"), "{error}");
+}
+
 #[test]
 fn copies_are_only_trained_on() {
     let folder = tempfile::tempdir().unwrap();

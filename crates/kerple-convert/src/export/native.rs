@@ -158,6 +158,11 @@ fn rope(keys: &rotary::RotaryConfig, plan: &Plan, partial: Option<f64>) -> Repre
             json!({ "rope_type": "linear", "factor": factor })
         }
         Some(RopeScaling::Dynamic(DynamicNtk { factor, original_len })) => {
+            // transformers raises the base to n / (n - 2) for n features
+            need(
+                width(keys, &plan.geometry()) > 2,
+                "encoding.scaling = dynamic of 2 features, where transformers fails",
+            )?;
             length = original_len.unwrap_or(train_len);
             json!({ "rope_type": "dynamic", "factor": factor })
         }
@@ -284,6 +289,14 @@ fn bloom(plan: &Plan) -> Representable<Value> {
     }))
 }
 
+/// The `alibi_bias_max` that transformers computes MPT with.
+const USUAL_BIAS_MAX: f64 = 8.0;
+
+/// Whether transformers computes what a configuration of this architecture states.
+pub(super) fn is_exact(family: ModelFamily, plan: &Plan) -> bool {
+    family != ModelFamily::Mpt || alibi(&plan.encoding).is_ok_and(|bias_max| bias_max == USUAL_BIAS_MAX)
+}
+
 fn mpt(plan: &Plan) -> Representable<(Value, Vec<String>)> {
     let (model, block) = (&plan.model, &plan.model.block);
     check_plain(plan)?;
@@ -294,10 +307,15 @@ fn mpt(plan: &Plan) -> Representable<(Value, Vec<String>)> {
     need(!block.scale_attn_by_layer, "model.block.scale_attn_by_layer")?;
     need(model.d_hidden == 4 * model.d_model, "model.d_hidden")?;
     let bias_max = alibi(&plan.encoding)?;
-    let mut notes = Vec::new();
-    if bias_max != 8.0 {
+    let most = plan.train_len;
+    let mut notes = vec![format!(
+        "transformers computes MPT for inputs of up to max_seq_len = {most} tokens; to evaluate longer ones there, raise it \
+         in config.json, which changes no other result, or export with --arch kerple"
+    )];
+    if bias_max != USUAL_BIAS_MAX {
         notes.push(format!(
-            "transformers computes MPT with alibi_bias_max 8 whatever the file states; this model has {bias_max}"
+            "transformers computes MPT with alibi_bias_max {USUAL_BIAS_MAX} whatever the file states; this model has \
+             {bias_max}"
         ));
     }
     let config = json!({

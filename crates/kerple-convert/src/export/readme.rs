@@ -1,13 +1,14 @@
 //! The `README.md` of an exported folder.
 
+use super::FamilyConfig;
 use super::tokens::ExportTokens;
 use crate::ModelFamily;
 use kerple_lm::plan::Plan;
 use std::fmt::Write;
 
 /// How to load the model, what it is, and what it does not do.
-pub(super) fn text(family: ModelFamily, plan: &Plan, tokens: &ExportTokens) -> String {
-    let own = family == ModelFamily::Kerple;
+pub(super) fn text(chosen: &FamilyConfig, plan: &Plan, tokens: &ExportTokens) -> String {
+    let own = chosen.family == ModelFamily::Kerple;
     let trust = if own { ", trust_remote_code=True" } else { "" };
     let mut text = format!(
         "---\nlibrary_name: transformers\ntags:\n- kerple\n---\n# {label}\n\n\
@@ -27,17 +28,33 @@ pub(super) fn text(family: ModelFamily, plan: &Plan, tokens: &ExportTokens) -> S
         };
         _ = write!(text, "\n`AutoTokenizer.from_pretrained(\"FOLDER\"{refuse})` is its tokenizer. {begin}\n");
     }
-    let longest = match plan.longest(&plan.encoding) {
+    // rows that the architecture stores or computes, however many tokens the encoding is defined for
+    let rows = |key: &str| chosen.config.get(key).and_then(serde_json::Value::as_u64).map(|rows| rows as usize);
+    let (length_key, rows) = match chosen.family {
+        ModelFamily::Mpt => ("max_seq_len", rows("max_seq_len")),
+        ModelFamily::Gpt2 => ("n_positions", rows("n_positions")),
+        _ => ("max_position_embeddings", None),
+    };
+    let longest = rows.or(plan.longest(&plan.encoding));
+    let defined = match longest {
         Some(longest) => format!("It is defined for {longest} tokens."),
         None => "It is defined for sequences of any length.".to_owned(),
     };
+    let stated = match (chosen.family, rows) {
+        (ModelFamily::Mpt, _) => {
+            format!(
+                "These are `{length_key}`, the training length: longer inputs fail until it is raised, which changes no other result"
+            )
+        }
+        (_, Some(_)) => format!("These are `{length_key}`"),
+        _ => format!("`{length_key}` is the training length"),
+    };
     _ = write!(
         text,
-        "\n{longest} `max_position_embeddings` is the training length; lm-evaluation-harness uses \
-         it as the longest input unless `max_length` is set:\n\n```sh\nlm_eval --model hf \
-         --model_args pretrained=FOLDER{lm},max_length={long} --tasks TASK\n```\n",
+        "\n{defined} {stated}; lm-evaluation-harness uses it as the longest input unless `max_length` is set:\n\n```sh\n\
+         lm_eval --model hf --model_args pretrained=FOLDER{lm},max_length={long} --tasks TASK\n```\n",
         lm = if own { ",trust_remote_code=True" } else { "" },
-        long = plan.longest(&plan.encoding).map_or(8 * plan.train_len, |longest| longest.min(8 * plan.train_len)),
+        long = longest.map_or(8 * plan.train_len, |longest| longest.min(8 * plan.train_len)),
     );
     if own {
         text += "\nThe code next to this file needs only torch. It computes the tables of the \

@@ -92,10 +92,19 @@ fn models_go_out_as_what_knows_them() {
             ModelFamily::Bloom,
         ),
         (
-            "{ kind = \"alibi\", bias_max = 16.0 }",
+            "\"alibi\"",
             "[model.block]\nnorm = \"layer_no_bias\"\nqkv_bias = false\nout_bias = false\nmlp_bias = false\ntie_embeddings = true\n",
             ModelFamily::Mpt,
         ),
+        // transformers would compute it with 8
+        (
+            "{ kind = \"alibi\", bias_max = 16.0 }",
+            "[model.block]\nnorm = \"layer_no_bias\"\nqkv_bias = false\nout_bias = false\nmlp_bias = false\ntie_embeddings = true\n",
+            ModelFamily::Kerple,
+        ),
+        // transformers would divide by 0
+        ("{ kind = \"rotary\", scaling = { kind = \"dynamic\", factor = 2.0 } }", "", ModelFamily::GptNeox),
+        ("{ kind = \"rotary\", width = 2, scaling = { kind = \"dynamic\", factor = 2.0 } }", "", ModelFamily::Kerple),
         ("\"rotary\"", LLAMA, ModelFamily::Llama),
         ("\"rotary\"", &format!("{LLAMA}qk_norm = true\n"), ModelFamily::Qwen3),
         ("\"rotary\"", &format!("{LLAMA}{layers}"), ModelFamily::Smollm3),

@@ -16,6 +16,9 @@ pub const INDEX: u64 = 1 << 26;
 /// The size limit of a tokenizer, in bytes.
 pub const TOKENIZER: u64 = 1 << 28;
 
+/// The file that describes a model.
+pub const NAME: &str = "config.json";
+
 /// Largest number of a count without a limit of its own.
 const MOST: u64 = 1 << 28;
 
@@ -67,8 +70,25 @@ pub fn read_text(path: &Path, longest: u64) -> Result<String> {
 pub fn parse(path: &Path, text: &str) -> Result<Value> {
     unique_keys::parse(text).map_err(|error| match error.is_data() {
         true => Error::damaged(path, error.to_string(), "remove one of the two, or copy the file again"),
-        false => Error::damaged(path, format!("not JSON: {error}"), "copy the file again"),
+        false => Error::damaged(path, format!("not JSON: {error}"), hint_of_syntax(text, &error)),
     })
+}
+
+/// What to do about text that is not JSON.
+fn hint_of_syntax(text: &str, error: &serde_json::Error) -> &'static str {
+    let line = text.lines().nth(error.line().saturating_sub(1)).unwrap_or_default();
+    // the column is that of the first byte that does not fit, or of the one after it
+    let is_number = |at: usize| {
+        let rest = line.get(at..).unwrap_or_default().trim_start_matches('-');
+        rest.starts_with("NaN") || rest.starts_with("Infinity")
+    };
+    if text.starts_with('\u{feff}') {
+        "remove the byte order mark from the beginning of the file"
+    } else if (0..3).any(|back| error.column().checked_sub(back).is_some_and(is_number)) {
+        "write a finite number or null, or remove the key: JSON has no NaN and no Infinity"
+    } else {
+        "copy the file again"
+    }
 }
 
 /// Whether a key is one of `words`, which spaces separate. Words that end with `*` stand for all keys that begin so.
@@ -303,7 +323,8 @@ impl<'a> ConfigKeys<'a> {
             None => Ok(()),
             Some(value) => {
                 let known: Vec<String> = values.iter().map(Value::to_string).collect();
-                Err(self.refuse(key, value, &format!("only {} can be imported", known.join(" or "))))
+                let known = if known.is_empty() { "null".to_owned() } else { known.join(" or ") };
+                Err(self.refuse(key, value, &format!("only {known} can be imported")))
             }
         }
     }
@@ -337,6 +358,16 @@ mod tests {
         }
         let error = parse(path, "{\"a\": 1,}").unwrap_err().to_string();
         assert!(error.contains("not JSON: "), "{error}");
+        for (text, hint) in [
+            ("{\"a\": NaN}", "no NaN"),
+            ("{\"b\": 1,\n \"a\":[0.0, Infinity]}", "no NaN"),
+            ("{\"a\": -Infinity}", "no NaN"),
+            ("\u{feff}{}", "byte order mark"),
+            ("{\"NaN\": 1", "copy the file again"),
+        ] {
+            let found = parse(path, text).unwrap_err().hint();
+            assert!(found.contains(hint), "{text}: {found}");
+        }
         assert!(parse(path, &"[".repeat(1 << 20)).is_err(), "nested without end");
     }
 }

@@ -49,8 +49,11 @@ pub fn describe(keys: &ConfigKeys, known: Option<ModelFamily>) -> Result<ModelDe
         }
     }
     keys.expect("is_encoder_decoder", &[Value::Bool(false)])?;
+    // with false, transformers lets tokens attend to later ones, in every family
+    keys.expect("is_causal", &[Value::Bool(true)])?;
     keys.expect("add_cross_attention", &[Value::Bool(false)])?;
     keys.expect("pruned_heads", &[serde_json::json!({})])?;
+    remark_on_code(keys, family);
     match family {
         ModelFamily::GptNeox => gpt_neox::describe(keys),
         ModelFamily::Gpt2 => gpt2::describe(keys),
@@ -59,6 +62,19 @@ pub fn describe(keys: &ConfigKeys, known: Option<ModelFamily>) -> Result<ModelDe
         ModelFamily::Llama | ModelFamily::Smollm3 | ModelFamily::Qwen3 => llama::describe(keys, family),
         ModelFamily::Inkling => inkling::describe(keys),
         ModelFamily::Kerple => kerple::describe(keys),
+    }
+}
+
+/// Says where a configuration names Python code for the model, which is not read.
+fn remark_on_code(keys: &ConfigKeys, family: ModelFamily) {
+    let code = keys.value("auto_map").and_then(|map| map.get("AutoModelForCausalLM").or_else(|| map.get("AutoModel")));
+    if let (Some(code), true) = (code, family != ModelFamily::Kerple) {
+        keys.remark(format!(
+            "auto_map names code for the model, {}, which is not read: it is imported as {}, which transformers \
+             computes without trust_remote_code",
+            short(&code.to_string()),
+            family.model_type()
+        ));
     }
 }
 

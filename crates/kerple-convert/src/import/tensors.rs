@@ -110,12 +110,16 @@ impl TransformersFolder {
 
     /// Says where the configuration names another type than the tensors have: they are read as they are.
     fn remark_on_types(&self, keys: &ConfigKeys) {
-        let said = ["dtype", "torch_dtype"].map(|key| keys.value(key).and_then(serde_json::Value::as_str));
+        // older files write `torch.float32`, and `auto` stands for the type of the tensors
+        let said = ["dtype", "torch_dtype"].map(|key| {
+            let said = keys.value(key).and_then(serde_json::Value::as_str);
+            said.map(|said| said.strip_prefix("torch.").unwrap_or(said)).filter(|said| *said != "auto")
+        });
         let all: BTreeSet<&str> =
             self.of.iter().filter_map(|(name, file)| torch_name(self.files[*file].info(name)?.0)).collect();
         let stored = all.iter().copied().collect::<Vec<_>>().join(" and ");
         for (key, said) in ["dtype", "torch_dtype"].into_iter().zip(said) {
-            if let Some(said) = said.filter(|said| *said != "auto" && !all.is_empty() && !all.contains(said)) {
+            if let Some(said) = said.filter(|said| !all.is_empty() && !all.contains(said)) {
                 keys.remark(format!(
                     "{key} is {}, but the tensors are {stored}: keeping the type of the tensors",
                     short(said)

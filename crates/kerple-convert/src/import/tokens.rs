@@ -82,6 +82,7 @@ fn open(folder: &Path, path: &Path, options: &ImportOptions, described: &mut Mod
         plain = Tokenizer::from_definition(path, merged.clone(), Some(0))?;
         definition = merged;
     }
+    files.remark_on_class(&mut described.notes);
     let mut names = SpecialTokenNames { tokenizer: &plain, files: &files, path, described };
     names.check_ids();
     names.take()?;
@@ -199,16 +200,16 @@ fn special(folder: &Path, keys: &ConfigKeys, described: &mut ModelDescription) -
         Value::Object(serde_json::Map::new())
     };
     let generation = ConfigKeys::new(&path, &value)?;
+    // transformers takes the settings of config.json where the other file is missing
+    let (of, file) = if there { (&generation, GENERATION) } else { (keys, config::NAME) };
     let asks = |(key, nothing): &(&str, Value)| {
-        let value = generation.value(key).filter(|value| !config::is_same(value, nothing))?;
+        let value = of.value(key).filter(|value| !config::is_same(value, nothing))?;
         Some(format!("{key} = {}", short(&value.to_string())))
     };
     let sampling: Vec<String> = sampling().iter().filter_map(asks).collect();
     if !sampling.is_empty() {
         let sampling = sampling.join(", ");
-        keys.remark(format!(
-            "the import leaves out how {GENERATION} samples, {sampling}; use options of `kerple sample`"
-        ));
+        keys.remark(format!("the import leaves out how {file} samples, {sampling}; use options of `kerple sample`"));
     }
     let rows = described.rows();
     let [bos, eos, pad] = ["bos_token_id", "eos_token_id", "pad_token_id"].map(|key| {
@@ -237,23 +238,42 @@ fn special(folder: &Path, keys: &ConfigKeys, described: &mut ModelDescription) -
 }
 
 /// Settings of generation other than its tokens, each with the value that transformers has without it.
-fn sampling() -> [(&'static str, Value); 14] {
+fn sampling() -> [(&'static str, Value); 33] {
     let none = Value::Null;
     [
         ("do_sample", false.into()),
         ("temperature", 1.into()),
         ("top_k", 50.into()),
         ("top_p", 1.into()),
+        ("top_h", none.clone()),
         ("min_p", none.clone()),
         ("typical_p", 1.into()),
+        ("epsilon_cutoff", 0.into()),
+        ("eta_cutoff", 0.into()),
         ("repetition_penalty", 1.into()),
+        ("encoder_repetition_penalty", 1.into()),
         ("no_repeat_ngram_size", 0.into()),
+        ("encoder_no_repeat_ngram_size", 0.into()),
         ("num_beams", 1.into()),
+        ("num_beam_groups", 1.into()),
+        ("length_penalty", 1.into()),
+        ("diversity_penalty", 0.into()),
+        ("exponential_decay_length_penalty", none.clone()),
+        ("penalty_alpha", none.clone()),
+        ("guidance_scale", none.clone()),
+        ("sequence_bias", none.clone()),
+        ("renormalize_logits", false.into()),
         ("bad_words_ids", none.clone()),
         ("suppress_tokens", none.clone()),
         ("begin_suppress_tokens", none.clone()),
         ("forced_bos_token_id", none.clone()),
-        ("forced_eos_token_id", none),
+        ("forced_eos_token_id", none.clone()),
+        ("stop_strings", none.clone()),
+        ("max_length", 20.into()),
+        ("max_new_tokens", none.clone()),
+        ("min_length", 0.into()),
+        ("min_new_tokens", none.clone()),
+        ("watermarking_config", none),
     ]
 }
 

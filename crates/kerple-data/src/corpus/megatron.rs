@@ -32,6 +32,8 @@ pub(crate) struct TokenFiles {
     documents: Vec<Range<usize>>,
     /// Tokens of no sequence.
     left_out: u64,
+    /// Bytes of the index after the document bounds.
+    beyond: u64,
 }
 
 fn with_extension(prefix: &Path, extension: &str) -> PathBuf {
@@ -64,6 +66,7 @@ impl TokenFiles {
             parse_header(&start, index.len()).map_err(|(at, message)| damaged(at, message))?;
         let table = index.read(HEADER as u64..(HEADER + 12 * sequences) as u64)?;
         let (sizes, offsets) = table.split_at(4 * sequences);
+        check_width(width, sizes, offsets).map_err(|message| damaged(TYPE, message))?;
         let tokens = PositionedFile::open(&bin)?;
         let limit = tokens.len();
         let mut found = Vec::with_capacity(sequences);
@@ -96,7 +99,8 @@ impl TokenFiles {
         let bounds: Vec<i64> = table.as_chunks::<8>().0.iter().map(|bound| i64::from_le_bytes(*bound)).collect();
         let documents =
             joined(&found, &bounds).map_err(|(place, message)| damaged(at as usize + 8 * place, message))?;
-        Ok(TokenFiles { tokens: Arc::new(tokens), width, signed, documents, left_out })
+        let beyond = index.len() - (at + 8 * bounds.len() as u64);
+        Ok(TokenFiles { tokens: Arc::new(tokens), width, signed, documents, left_out, beyond })
     }
 
     /// Bytes of tokens.
@@ -104,12 +108,16 @@ impl TokenFiles {
         self.tokens.len()
     }
 
-    /// What of the files is not read, if anything.
-    pub(crate) fn warning(&self) -> Option<String> {
-        let Self { left_out, tokens, .. } = self;
+    /// What of the files is not read.
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        let Self { left_out, beyond, tokens, .. } = self;
         let path = tokens.path().display();
-        (*left_out > 0)
-            .then(|| format!("{path}: {left_out} of its tokens belong to no sequence of the index and are skipped"))
+        let tokens = (*left_out > 0)
+            .then(|| format!("{path}: {left_out} of its tokens belong to no sequence of the index and are skipped"));
+        // e.g. the modes of sequences in Megatron's multimodal files
+        let bytes = (*beyond > 0)
+            .then(|| format!("{path}: its index has {beyond} bytes after the document bounds, which are ignored"));
+        tokens.into_iter().chain(bytes).collect()
     }
 
     pub(crate) fn documents(&self) -> usize {
@@ -199,6 +207,29 @@ impl TokenFiles {
     }
 }
 
+/// The byte of the header with the type of tokens.
+const TYPE: usize = 17;
+
+/// Refuses a type of tokens whose width contradicts where the sequences begin: other programs write them one after the other.
+fn check_width(width: TokenWidth, sizes: &[u8], offsets: &[u8]) -> std::result::Result<(), String> {
+    let sizes = || sizes.as_chunks::<4>().0.iter().map(|size| i128::from(i32::from_le_bytes(*size)));
+    let follow = |bytes: i128| {
+        let ends = sizes().scan(0, |end, size| {
+            *end += bytes * size;
+            Some(*end)
+        });
+        let starts = std::iter::once(0).chain(ends);
+        starts.zip(offsets.as_chunks::<8>().0).all(|(start, stated)| start == i128::from(i64::from_le_bytes(*stated)))
+    };
+    let own = width.bytes() as i128;
+    match [1, 2, 4, 8].into_iter().find(|bytes| *bytes != own && !follow(own) && follow(*bytes)) {
+        None => Ok(()),
+        Some(bytes) => Err(format!(
+            "the token type has {own} bytes, but the sequences begin where tokens of {bytes} bytes put them"
+        )),
+    }
+}
+
 /// What a header says.
 struct MegatronHeader {
     width: TokenWidth,
@@ -264,12 +295,12 @@ fn parse_header(bytes: &[u8], size: u64) -> std::result::Result<MegatronHeader, 
     if number(9) != 1 {
         return Err((9, format!("the format has version {}; kerple reads version 1", number(9))));
     }
-    let (width, signed) = match header[17] {
+    let (width, signed) = match header[TYPE] {
         1 => (TokenWidth::U8, false),
         4 => (TokenWidth::U32, true),
         8 => (TokenWidth::U16, false),
         other => {
-            return Err((17, format!("the token type is {other}; kerple reads 1 (u8), 4 (i32) and 8 (u16)")));
+            return Err((TYPE, format!("the token type is {other}; kerple reads 1 (u8), 4 (i32) and 8 (u16)")));
         }
     };
     let (sequences, bounds) = (number(18), number(26));

@@ -55,7 +55,7 @@ pub struct CorpusSummary {
     pub duplicates: u64,
     /// Documents skipped because they contain no text.
     pub empty: u64,
-    /// Files skipped: not text, not a regular file, a link to nothing, a description of the data files.
+    /// Files skipped, those in archives too: not text, not a regular file, a link to nothing, a description of the data files.
     pub skipped_files: u64,
     /// The first of them, and why they were skipped.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -146,6 +146,31 @@ fn damaged_indices_are_described() {
     insta::assert_snapshot!(index_error(|bytes| bytes[50] = 4), @"pile.bin: document 1 does not follow the previous one: it starts at token 2; expected token 3");
 }
 
+/// A type that does not fit would join or halve tokens.
+#[test]
+fn the_type_of_tokens_fits_where_sequences_begin() {
+    let folder = tempfile::tempdir().unwrap();
+    let prefix = folder.path().join("x");
+    let documents: Vec<Vec<u32>> = (1..20).map(|at| vec![at; at as usize % 5 + 1]).collect();
+    write_megatron(&prefix, 8, &documents);
+    let index = fs::read(prefix.with_extension("idx")).unwrap();
+    assert!(TokenFiles::open(&prefix).unwrap().warnings().is_empty());
+    for (kind, bytes) in [(1, 1), (4, 4)] {
+        let mut wrong = index.clone();
+        wrong[17] = kind;
+        fs::write(prefix.with_extension("idx"), wrong).unwrap();
+        let error = TokenFiles::open(&prefix).err().unwrap().to_string();
+        let why = format!("the token type has {bytes} bytes, but the sequences begin where tokens of 2 bytes put them");
+        assert!(error.ends_with(&format!("x.idx, byte 17: {why}")), "{error}");
+    }
+    fs::write(prefix.with_extension("idx"), [&index[..], &[1; 19]].concat()).unwrap();
+    let warnings = TokenFiles::open(&prefix).unwrap().warnings();
+    assert!(
+        warnings[0].ends_with("its index has 19 bytes after the document bounds, which are ignored"),
+        "{warnings:?}"
+    );
+}
+
 #[test]
 fn tokens_must_be_in_the_vocabulary() {
     let folder = tempfile::tempdir().unwrap();
@@ -265,7 +290,7 @@ fn sequences_of_a_document_are_one_document() {
     let bounds: Vec<i64> = (0..=40).map(|document| 5 * document).collect();
     with_bounds(&bounds);
     let files = TokenFiles::open(&prefix).unwrap();
-    assert_eq!((files.documents(), files.warning()), (40, None));
+    assert_eq!((files.documents(), files.warnings()), (40, Vec::new()));
     let second = files.document(1);
     assert_eq!(second.read(0..second.len()).unwrap(), sentences[5..10].concat());
     let summary = prepare(&PrepareOptions::new(Sources::paths(&[&prefix]), &folder.path().join("out")), &mut |_| {});
@@ -293,5 +318,5 @@ fn sequences_of_a_document_are_one_document() {
     with_bounds(&bounds);
     fs::write(prefix.with_extension("bin"), [fs::read(prefix.with_extension("bin")).unwrap(), vec![1, 0]].concat())
         .unwrap();
-    assert!(TokenFiles::open(&prefix).unwrap().warning().unwrap().contains("1 of its tokens belong to no sequence"));
+    assert!(TokenFiles::open(&prefix).unwrap().warnings()[0].contains("1 of its tokens belong to no sequence"));
 }

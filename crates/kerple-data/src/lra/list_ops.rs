@@ -196,6 +196,10 @@ impl ListOps {
             let label =
                 target.trim().parse::<u32>().map_err(|_| bad(format!("the answer `{target}` is not a number")))?;
             found.push(self.shown(&tokens).map(|token| token as u8), label).map_err(bad)?;
+            let value = evaluate(&tokens).map_err(|why| bad(format!("the expression is not whole: {why}")))?;
+            if value != label {
+                return Err(bad(format!("the answer is {label}, but the value of the expression is {value}")));
+            }
         }
         Ok(found)
     }

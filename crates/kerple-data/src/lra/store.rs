@@ -64,16 +64,13 @@ pub(super) struct Store {
 
 impl Store {
     /// # Errors
-    /// A split without sequences, or a label beyond the classes.
+    /// A split without sequences.
     pub(super) fn new(facts: TaskInfo, path: &Path, splits: [Sequences; 3], offset: u32) -> Result<Store> {
         let mut sum = Checksum::default();
         for (split, sequences) in Split::ALL.into_iter().zip(&splits) {
             if sequences.len() == 0 {
                 let message = format!("no sequences are usable for {}", split.name());
                 return Err(Error::damaged(path, message, "each of train, valid and test needs at least one sequence"));
-            }
-            if let Some(label) = sequences.labels.iter().find(|label| **label as usize >= facts.classes) {
-                return Err(bad_label(path, *label, facts.classes));
             }
             sum.add(&(sequences.len() as u64).to_le_bytes());
             sequences.ends.iter().for_each(|end| sum.add(&(*end as u64).to_le_bytes()));
@@ -90,9 +87,13 @@ impl Store {
     }
 }
 
-pub(super) fn bad_label(path: &Path, label: u32, classes: usize) -> Error {
+/// Refuses a label beyond the classes, at its place in a file.
+pub(super) fn check_label(path: &Path, place: impl Fn() -> String, label: u32, classes: usize) -> Result<()> {
+    if (label as usize) < classes {
+        return Ok(());
+    }
     let message = format!("label {label} is out of range; the classes are 0 to {}", classes - 1);
-    Error::damaged(path, message, "set the key `classes` of data.task to the number of classes")
+    Err(Error::damaged_at(path, place(), message, "set the key `classes` of data.task to the number of classes"))
 }
 
 impl Examples for Store {

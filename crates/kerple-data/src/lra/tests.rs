@@ -159,6 +159,16 @@ fn published_expressions_are_read() {
     write(folder.path(), "basic_val.tsv", "Source\tTarget\n[MAX 3 ]\t3\n[MEAN 2 ]\t2\n");
     let message = refused(&task, Some(folder.path()));
     assert!(message.contains("basic_val.tsv, line 3: unknown ListOps word `[MEAN`"), "{message}");
+    for (line, why) in [
+        ("[MAX 3 4 ]\t3", "the answer is 3, but the value of the expression is 4"),
+        ("[MAX 3 4 ]\t12", "the answer is 12, but the value of the expression is 4"),
+        ("[MAX 3 4\t4", "the expression is not whole: 1 operations are never closed"),
+        ("[MAX 3 ] 4\t4", "the expression is not whole: the expression ends at token 2 of 4"),
+    ] {
+        write(folder.path(), "basic_val.tsv", format!("[MAX 3 ]\t3\n{line}\n"));
+        let message = refused(&task, Some(folder.path()));
+        assert!(message.contains(&format!("basic_val.tsv, line 2: {why}")), "{message}");
+    }
 }
 
 #[test]
@@ -190,7 +200,9 @@ fn texts_are_read_from_lines_and_folders() {
     write(&lines, "valid.jsonl.zst", zstd::encode_all(&b"{\"text\": \"a\", \"label\": 2}\n"[..], 1).unwrap());
     let message = refused(&task, Some(&lines));
     assert!(
-        message.contains("label 2 is out of range; the classes are 0 to 1") && message.contains("`classes`"),
+        message.contains(", line ")
+            && message.contains("label 2 is out of range; the classes are 0 to 1")
+            && message.contains("`classes`"),
         "{message}"
     );
     write(&lines, "valid.jsonl.zst", zstd::encode_all(&b"{\"text\": \"a\", \"label\": \"no\"}\n"[..], 1).unwrap());
@@ -217,6 +229,12 @@ fn images_are_read_from_idx_files() {
     assert_eq!(Split::ALL.map(|split| source.count(split)), [Some(18), Some(2), Some(3)]);
     assert_eq!(get(&task, Some(folder.path()), Split::Valid, 1, 9), (vec![38, 39], 9));
     assert_eq!(get(&task, Some(folder.path()), Split::Test, 2, 1), (vec![4], 2));
+    let two = LraTask::Image(super::image::Image { classes: 2 });
+    assert!(refused(&two, Some(folder.path())).contains("train-labels-idx1-ubyte, label 3: label 2 is out of range"));
+    write(folder.path(), "t10k-images-idx3-ubyte", idx([0, 0, 8, 3], &[3, 2, 1], &[7; 6]));
+    let message = refused(&task, Some(folder.path()));
+    assert!(message.contains("t10k-images-idx3-ubyte: the images have 2 x 1 pixels, but those to train on have 1 x 2"));
+    write(folder.path(), "t10k-images-idx3-ubyte", images(3));
     let lies = [
         (images(21), "21 images"),
         (idx([0, 0, 9, 3], &[20, 1, 2], &[0; 40]), "the file starts with"),

@@ -59,7 +59,7 @@ impl LraText {
             let read = |name: &str| -> Result<Sequences> {
                 check_stop(stop)?;
                 let (file, compression) = store::require(path, &[name], hint)?;
-                lines(&file, &store::read(&file, compression, LONGEST_FILE)?)
+                lines(&file, &store::read(&file, compression, LONGEST_FILE)?, self.classes)
             };
             [read("train.jsonl")?, read("valid.jsonl")?, read("test.jsonl")?]
         };
@@ -68,7 +68,7 @@ impl LraText {
     }
 }
 
-fn lines(path: &Path, bytes: &[u8]) -> Result<Sequences> {
+fn lines(path: &Path, bytes: &[u8], classes: usize) -> Result<Sequences> {
     let mut found = Sequences::default();
     for (number, line) in filled_lines(bytes) {
         let LabelledText { text, label } = json::parse(line).map_err(|error| {
@@ -77,9 +77,11 @@ fn lines(path: &Path, bytes: &[u8]) -> Result<Sequences> {
             let hint = "every line must be a JSON object with a `text` and a `label`, a number from 0 on";
             Error::damaged_at(path, format!(", line {number}"), cause, hint)
         })?;
+        let place = || format!(", line {number}");
+        store::check_label(path, place, label, classes)?;
         found
             .push(text.bytes(), label)
-            .map_err(|message| Error::damaged_at(path, format!(", line {number}"), message, "remove the line"))?;
+            .map_err(|message| Error::damaged_at(path, place(), message, "remove the line"))?;
     }
     Ok(found)
 }

@@ -60,7 +60,7 @@ pub(super) fn tokenizer(
     for file in token_files {
         let files = TokenFiles::open(&file.path)?;
         vocab_size = vocab_size.max(files.vocab_size(files.largest()?, limit)?);
-        warnings.extend(files.warning());
+        warnings.extend(files.warnings());
     }
     Ok(ChosenTokenizer { tokenizer, vocab_size, warnings })
 }

@@ -9,7 +9,7 @@ use crate::split::Split;
 use crate::text::{DocumentContent, SourceDocument, SourceFile, SourceFormat, SplitNames};
 use std::collections::{BTreeMap, HashSet};
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use twox_hash::XxHash3_128;
 
 /// A plain text of at least this many bytes is cut into the three splits, wherever it was found.
@@ -52,6 +52,10 @@ pub(super) struct Tally {
     pub(super) formats: BTreeMap<String, u64>,
     /// Duplicates in files whose names state a split, by that split.
     duplicates_by_name: BTreeMap<Split, NamedDuplicates>,
+    /// Those of them whose equals are in another split, by both; none is several splits, of a text that was cut.
+    duplicates_across: BTreeMap<(Split, Option<Split>), NamedDuplicates>,
+    /// What the user should know of files that were read.
+    pub(super) warnings: Vec<String>,
     /// Documents by how they came into a split.
     hashed: u64,
     cut: u64,
@@ -69,7 +73,29 @@ pub(super) struct NamedDuplicates {
     pub(super) first: PathBuf,
 }
 
+impl NamedDuplicates {
+    fn count(&mut self, path: &Path) {
+        if self.documents == 0 {
+            path.clone_into(&mut self.first);
+        }
+        self.documents += 1;
+    }
+}
+
 impl Tally {
+    /// What to say of documents that one split's files share with another split, where they are counted.
+    pub(super) fn across_splits(&self) -> impl Iterator<Item = String> + '_ {
+        self.duplicates_across.iter().map(|((named, counted), NamedDuplicates { documents, first })| {
+            let counted = counted.map_or("several splits", Split::name);
+            format!(
+                "{documents} documents of files named for the {} split, the first in {}, equal documents that were \
+                 read before for {counted}, and are counted there only",
+                named.name(),
+                first.display()
+            )
+        })
+    }
+
     /// The duplicates in files whose names state this split.
     pub(super) fn duplicates_named(&self, split: Split) -> Option<&NamedDuplicates> {
         self.duplicates_by_name.get(&split)
@@ -220,6 +246,11 @@ impl<'a> Selection<'a> {
         self.names.warning(!self.by_name)
     }
 
+    /// Names that state a split which may be validation or test.
+    pub(super) fn unclear_names(&self) -> Option<String> {
+        self.names.unclear_warning().filter(|_| self.by_name)
+    }
+
     /// Bytes of all files.
     pub(super) fn bytes_total(&self) -> u64 {
         self.files.iter().map(|file| file.size).sum()
@@ -266,7 +297,7 @@ impl<'a> Selection<'a> {
 
     /// Passes every document to take to `sink`, in order, until it wants no more.
     pub(super) fn run(&self, sink: &mut PartSink) -> Result<Tally> {
-        let (mut tally, mut seen) = (Tally::default(), HashSet::new());
+        let (mut tally, mut seen) = (Tally::default(), SeenDocuments::default());
         for (index, file) in self.files.iter().enumerate() {
             let (before, mut any, mut counted, mut left_out) = (tally.bytes_read, false, false, false);
             let mut documents = file.documents(self.text_key)?;
@@ -302,20 +333,24 @@ impl<'a> Selection<'a> {
                     return Ok(tally);
                 } else {
                     let hash = content.hash()?;
-                    if !seen.insert(hash) {
+                    let rule = self.rule(index, &content);
+                    let split = match rule {
+                        SplitRule::Named(split) => Some(split),
+                        SplitRule::Hashed => Some(Split::draw(hash, &self.shares)),
+                        SplitRule::Cut => None,
+                    };
+                    if let Some(counted) = seen.insert(hash, split) {
                         tally.duplicates += 1;
-                        if let Some(split) = self.names.splits[index] {
-                            let named = tally.duplicates_by_name.entry(split).or_default();
-                            if named.documents == 0 {
-                                named.first.clone_from(&file.path);
+                        if let Some(named) = self.names.splits[index] {
+                            tally.duplicates_by_name.entry(named).or_default().count(&file.path);
+                            if counted != Some(named) {
+                                tally.duplicates_across.entry((named, counted)).or_default().count(&file.path);
                             }
-                            named.documents += 1;
                         }
                         continue;
                     }
                     tally.bytes += size;
                     tally.documents += 1;
-                    let rule = self.rule(index, &content);
                     match rule {
                         SplitRule::Named(_) => tally.named += 1,
                         SplitRule::Hashed => tally.hashed += 1,
@@ -329,20 +364,38 @@ impl<'a> Selection<'a> {
                         augment: self.augment,
                     };
                     let read = || before + documents.bytes_read();
-                    if document.pass(&content, rule, hash, &self.shares, &read)?.is_break() {
+                    if document.pass(&content, split, &self.shares, &read)?.is_break() {
                         return Ok(tally);
                     }
                 }
             }
+            tally.warnings.extend(documents.warnings());
             if !(counted || left_out) {
                 *tally.formats.entry(file.kind().to_owned()).or_default() += 1;
             }
             if !any && !file.found {
-                return Err(Error::damaged(&file.path, "the file contains no text", "give another file"));
+                let (message, hint) = file.without_documents();
+                return Err(Error::damaged(&file.path, message, hint));
             }
             tally.bytes_read = before + file.size;
         }
         Ok(tally)
+    }
+}
+
+/// The documents so far, by their hashes: of each split, and of texts that were cut.
+#[derive(Default)]
+struct SeenDocuments([HashSet<u128>; 4]);
+
+impl SeenDocuments {
+    /// Takes a document of a split, or returns where an equal one was counted.
+    fn insert(&mut self, hash: u128, split: Option<Split>) -> Option<Option<Split>> {
+        let known = self.0.iter().position(|seen| seen.contains(&hash));
+        if let Some(place) = known {
+            return Some(Split::ALL.get(place).copied());
+        }
+        self.0[split.map_or(Split::ALL.len(), |split| split as usize)].insert(hash);
+        None
     }
 }
 
@@ -357,19 +410,14 @@ struct DocumentPass<'d, 's> {
 }
 
 impl DocumentPass<'_, '_> {
+    /// Passes a document on to its split; without one it is cut by the shares.
     fn pass(
         &mut self,
         content: &DocumentContent,
-        rule: SplitRule,
-        hash: u128,
+        split: Option<Split>,
         shares: &[f64; 3],
         read: &dyn Fn() -> u64,
     ) -> Result<ControlFlow<()>> {
-        let split = match rule {
-            SplitRule::Named(split) => Some(split),
-            SplitRule::Hashed => Some(Split::draw(hash, shares)),
-            SplitRule::Cut => None,
-        };
         let mut flow = ControlFlow::Continue(());
         let mut runs = SplitRuns::new(content.size(), shares);
         let mut text = |chunk: &str| {

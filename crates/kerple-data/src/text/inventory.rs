@@ -53,12 +53,13 @@ impl Sources {
     /// Files that are missing or cannot be read.
     pub fn inventory(&self, known: &Inventory) -> Result<Inventory> {
         let (files, _) = self.files()?;
-        let entry = |path: PathBuf| {
-            let name = self.name_of(&path);
-            let known = known.files.get(&name);
-            Ok((name, entry(&path, known)?))
-        };
-        Ok(Inventory { files: files.iter().flat_map(parts).map(entry).collect::<Result<_>>()? })
+        let mut found = BTreeMap::new();
+        for path in files.iter().flat_map(parts) {
+            let name = unused(self.name_of(&path), &found);
+            let entry = entry(&path, known.files.get(&name))?;
+            found.insert(name, entry);
+        }
+        Ok(Inventory { files: found })
     }
 
     /// The path from the folder that was named, or the name of a file that was named itself.
@@ -67,6 +68,12 @@ impl Sources {
         let name = below.filter(|below| !below.as_os_str().is_empty()).or(path.file_name().map(Path::new));
         name.unwrap_or(path).display().to_string()
     }
+}
+
+/// A name, numbered where a file of another input has it already: inputs are read in one order.
+fn unused(name: String, taken: &BTreeMap<String, InventoryFile>) -> String {
+    let numbered = (2..).map(|number| format!("{name} ({number})"));
+    std::iter::once(name.clone()).chain(numbered).find(|name| !taken.contains_key(name)).unwrap_or(name)
 }
 
 /// The files that a file stands for.
@@ -140,6 +147,25 @@ mod tests {
         assert_eq!(known.difference(&seen("a", &known)).unwrap(), "below/y.txt is missing");
         let nowhere = Sources::paths(&[root.path().join("nowhere")]).inventory(&known);
         assert!(nowhere.unwrap_err().to_string().contains("nowhere"));
+    }
+
+    #[test]
+    fn files_of_one_name_from_two_inputs_are_two_files() {
+        let root = tempfile::tempdir().unwrap();
+        let (one, two) = (root.path().join("one"), root.path().join("two"));
+        for folder in [&one, &two] {
+            fs::create_dir(folder).unwrap();
+            fs::write(folder.join("x.txt"), format!("{} text", folder.display())).unwrap();
+        }
+        for inputs in [[one.clone(), two.clone()], [one.join("x.txt"), two.join("x.txt")]] {
+            let sources = Sources::paths(&inputs);
+            let known = sources.inventory(&Inventory::default()).unwrap();
+            assert_eq!(known.files.keys().collect::<Vec<_>>(), ["x.txt", "x.txt (2)"]);
+            assert_eq!(sources.inventory(&known).unwrap(), known);
+            fs::write(one.join("x.txt"), "another text").unwrap();
+            assert_eq!(known.difference(&sources.inventory(&known).unwrap()).unwrap(), "x.txt has changed");
+            fs::write(one.join("x.txt"), format!("{} text", one.display())).unwrap();
+        }
     }
 
     #[test]

@@ -8,13 +8,13 @@ mod footer;
 use super::{DocumentContent, SourceDocument};
 use crate::contain::contain;
 use crate::error::{Error, Result};
-use parquet::basic::{Encoding, LogicalType, Repetition, Type as Physical};
+use parquet::basic::{Encoding, LogicalType, Type as Physical};
 use parquet::column::page::{Page, PageMetadata, PageReader};
 use parquet::column::reader::ColumnReaderImpl;
 use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::errors::{ParquetError, Result as Parquet};
 use parquet::file::reader::{FileReader, SerializedFileReader};
-use parquet::schema::types::{ColumnDescPtr, Type};
+use parquet::schema::types::{ColumnDescPtr, SchemaDescriptor};
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::fs::File;
@@ -53,22 +53,8 @@ impl ParquetRows {
         let file = contain(|| SerializedFileReader::new(file)).map_err(failed)?;
         let file = file.map_err(|error| failed(error.to_string()))?;
         let about = file.metadata().file_metadata();
-        let schema = about.schema();
-        let hint = "name the column that holds the text with --text-key";
-        let Some(field) = schema.get_fields().iter().find(|field| field.name() == name) else {
-            let names: Vec<&str> = schema.get_fields().iter().take(20).map(|field| field.name()).collect();
-            let message = format!("no column is called `{name}`; the columns are: {}", names.join(", "));
-            return Err(Error::damaged(path, message, hint));
-        };
-        if schema.get_fields().iter().filter(|field| field.name() == name).count() > 1 {
-            let message = format!("more than one column is called `{name}`");
-            return Err(Error::damaged(path, message, "rename one of the columns in the file"));
-        }
         let columns = about.schema_descr();
-        let column = (0..columns.num_columns()).find(|column| columns.get_column_root(*column).name() == name);
-        let Some(column) = column.filter(|_| is_text(field)) else {
-            return Err(Error::damaged(path, format!("column `{name}` does not contain text"), hint));
-        };
+        let column = text_column(columns, name).map_err(|(message, hint)| Error::damaged(path, message, hint))?;
         let description = columns.column(column);
         let total = about.num_rows().try_into().unwrap_or(0);
         let (path, name, waiting) = (path.to_owned(), name.to_owned(), VecDeque::new());
@@ -110,6 +96,7 @@ impl ParquetRows {
                 self.group = None;
                 continue;
             }
+            let present = self.description.max_def_level();
             let (mut values, mut levels) = (Vec::new(), Vec::new());
             let asked = ROWS.min(*left as usize);
             let read = reader.read_records(asked, optional.then_some(&mut levels), None, &mut values);
@@ -120,7 +107,7 @@ impl ParquetRows {
             *left -= rows as u64;
             let mut values = values.into_iter();
             if optional {
-                self.waiting.extend(levels.iter().map(|level| if *level > 0 { values.next() } else { None }))
+                self.waiting.extend(levels.iter().map(|level| if *level == present { values.next() } else { None }))
             } else {
                 self.waiting.extend(values.map(Some))
             }
@@ -176,13 +163,38 @@ impl Iterator for ParquetRows {
     }
 }
 
-/// Strings, and bytes that may be strings.
-fn is_text(field: &Type) -> bool {
-    let about = field.get_basic_info();
-    field.is_primitive()
-        && field.get_physical_type() == Physical::BYTE_ARRAY
-        && !(about.has_repetition() && about.repetition() == Repetition::REPEATED)
-        && matches!(about.logical_type_ref(), None | Some(LogicalType::String | LogicalType::Json))
+/// The column of a name: one at the top, or where the name is `a.b` the field `b` of the structure `a`; or what is wrong and
+/// what to do.
+fn text_column(columns: &SchemaDescriptor, name: &str) -> std::result::Result<usize, (String, &'static str)> {
+    const HINT: &str =
+        "name the column that holds the text with --text-key; write `a.b` for field b of the structure a";
+    let fields = columns.root_schema().get_fields();
+    let at_top = fields.iter().filter(|field| field.name() == name).count();
+    let is_nested = |column: &usize| {
+        let parts = columns.column(*column).path().parts().to_vec();
+        parts.len() > 1 && parts.join(".") == name
+    };
+    let nested: Vec<usize> = (0..columns.num_columns()).filter(is_nested).collect();
+    if at_top + nested.len() > 1 {
+        return Err((format!("more than one column is called `{name}`"), "rename one of the columns in the file"));
+    }
+    if at_top + nested.len() == 0 {
+        let names: Vec<&str> = fields.iter().take(20).map(|field| field.name()).collect();
+        return Err((format!("no column is called `{name}`; the columns are: {}", names.join(", ")), HINT));
+    }
+    let own = (0..columns.num_columns()).find(|column| columns.get_column_root(*column).name() == name);
+    let column = nested.first().copied().or(own);
+    column
+        .filter(|column| is_text(&columns.column(*column), nested.is_empty()))
+        .ok_or_else(|| (format!("column `{name}` does not contain text"), HINT))
+}
+
+/// Strings, and bytes that may be strings; of a column `at_top`, no part of one.
+fn is_text(column: &ColumnDescPtr, at_top: bool) -> bool {
+    column.physical_type() == Physical::BYTE_ARRAY
+        && column.max_rep_level() == 0
+        && !(at_top && column.path().parts().len() > 1)
+        && matches!(column.logical_type_ref(), None | Some(LogicalType::String | LogicalType::Json))
 }
 
 fn unreadable(path: &Path, place: String, message: String) -> Error {

@@ -1,6 +1,6 @@
 //! Plain text: a whole file is one document, in memory when short and streamed when long.
 
-use super::{Compression, DocumentContent, open, unreadable};
+use super::{Compression, DocumentContent, open, recognise, unreadable};
 use crate::error::{Error, Result};
 use crate::file::without_mark;
 use crate::hash::Checksum;
@@ -179,7 +179,7 @@ impl Utf8 {
             [0xff, 0xfe, ..] | [0xfe, 0xff, ..] if self.at == 0 => {
                 "the file begins as UTF-16 does; convert it to UTF-8"
             }
-            _ => "give UTF-8 text, .jsonl, .parquet, or the prefix of .bin and .idx files",
+            _ => recognise::hint_of_name(&self.path),
         };
         TextFailure::NotText(Error::damaged(&self.path, message, hint))
     }

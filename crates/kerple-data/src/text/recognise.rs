@@ -1,7 +1,7 @@
 //! Recognises files whose name leaves their format open, and files that accompany the data of a
 //! folder.
 
-use super::{Compression, SourceFile, SourceFormat, open};
+use super::{Compression, SourceFile, SourceFormat, midi, open};
 use crate::error::{Error, Result};
 use crate::file::without_mark;
 use crate::json;
@@ -21,6 +21,37 @@ const NOT_READ: [&str; 10] = [".xz", ".bz2", ".lzma", ".lz4", ".br", ".sz", ".zi
 pub(super) fn is_compressed_otherwise(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
     NOT_READ.iter().any(|end| name.ends_with(end))
+}
+
+/// Endings of archives of files.
+const ARCHIVES: [&str; 5] = [".tar", ".tgz", ".tar.gz", ".tar.zst", ".tar.zstd"];
+
+/// Whether a name is that of an archive that is read for its MIDI files alone.
+pub(crate) fn is_archive(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+    ARCHIVES.iter().any(|end| name.ends_with(end))
+}
+
+/// What to do about a file that is not text, by its name.
+pub(super) fn hint_of_name(path: &Path) -> &'static str {
+    if is_archive(path) {
+        "unpack the archive, and give the folder of its files"
+    } else if is_compressed_otherwise(path) {
+        "decompress it, or compress it as .gz or .zst"
+    } else if path.extension().is_some_and(|end| end == "bin" || end == "idx") {
+        "token files are pairs: put the .bin and the .idx of one name next to each other"
+    } else if is_compressed_midi(path) {
+        "decompress it: MIDI files are read uncompressed, or from .tar, .tar.zst and .tar.gz archives"
+    } else {
+        "give UTF-8 text, .jsonl, .parquet, or the prefix of .bin and .idx files"
+    }
+}
+
+/// Whether a name is that of a compressed MIDI file, which is not read.
+pub(super) fn is_compressed_midi(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+    let stem = [".zst", ".zstd", ".gz"].iter().find_map(|end| name.strip_suffix(end));
+    stem.is_some_and(midi::is_midi)
 }
 
 /// What a file called `.json` holds: lines, an array, or a text that is neither.
@@ -81,16 +112,7 @@ pub(super) fn plain(path: &Path, compression: Compression) -> Result<()> {
 
 /// Leaves out of folders with data files what describes these: a README, a licence, the description of a dataset.
 pub(super) fn snapshot_files(files: &mut [SourceFile]) {
-    let data = |file: &SourceFile| {
-        matches!(
-            file.format,
-            SourceFormat::JsonLines(_)
-                | SourceFormat::JsonArray(_)
-                | SourceFormat::Delimited(..)
-                | SourceFormat::Parquet
-        )
-    };
-    if !files.iter().any(|file| file.found && data(file)) {
+    if !files.iter().any(|file| file.found && is_data(file.format)) {
         return;
     }
     for file in files.iter_mut().filter(|file| file.found && describes(&file.path)) {
@@ -98,11 +120,20 @@ pub(super) fn snapshot_files(files: &mut [SourceFile]) {
     }
 }
 
-/// Whether a file is one of those that datasets are published with.
+/// Whether a file is one of those that datasets are published with. `license.jsonl` is data, as its ending says.
 pub(super) fn describes(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
     let stem = name.split('.').next().unwrap_or_default();
     let described = ["readme", "license", "licence", "citation", "changelog", "notice"];
     let descriptions = ["dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json", "croissant.json"];
-    described.contains(&stem) || descriptions.contains(&name.as_str())
+    let is_data = || is_data(SourceFormat::of(path, None));
+    described.contains(&stem) && !is_data() || descriptions.contains(&name.as_str())
+}
+
+/// Whether documents are values of a key or of a column, as in published datasets.
+fn is_data(format: SourceFormat) -> bool {
+    matches!(
+        format,
+        SourceFormat::JsonLines(_) | SourceFormat::JsonArray(_) | SourceFormat::Delimited(..) | SourceFormat::Parquet
+    )
 }

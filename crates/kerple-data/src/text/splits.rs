@@ -16,9 +16,26 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path};
 
 /// Endings of names that data files have; a `test.py` or `dev.md` is a text of its own.
-const ENDINGS: [&str; 18] = [
-    "jsonl", "ndjson", "json", "parquet", "csv", "tsv", "txt", "text", "raw", "tokens", "mid", "midi", "kar", "tar",
-    "tgz", "gz", "zst", "zstd",
+const ENDINGS: [&str; 19] = [
+    "jsonl",
+    "jsonlines",
+    "ndjson",
+    "json",
+    "parquet",
+    "csv",
+    "tsv",
+    "txt",
+    "text",
+    "raw",
+    "tokens",
+    "mid",
+    "midi",
+    "kar",
+    "tar",
+    "tgz",
+    "gz",
+    "zst",
+    "zstd",
 ];
 
 /// Examples of names that a summary shows, at most.
@@ -31,6 +48,8 @@ pub(crate) struct SplitNames {
     pub(crate) splits: Vec<Option<Split>>,
     /// Files whose names hold a split word that does not count.
     unused: Vec<String>,
+    /// Files whose names hold a word that may be validation or test.
+    unclear: Vec<String>,
 }
 
 impl SplitNames {
@@ -67,6 +86,9 @@ impl SplitNames {
                 ));
             }
             let split = of_name.or(of_folder);
+            if split.is_none() && stated.is_unclear {
+                names.unclear.push(file.path.display().to_string());
+            }
             if split.is_none() && (stated.name.is_some() || stated.folder.is_some()) {
                 names.unused.push(file.path.display().to_string());
             }
@@ -82,21 +104,39 @@ impl SplitNames {
             stated.alone.is_some() || stated.name.is_some() || stated.folder.is_some()
         };
         let unused = files.iter().filter(|file| stated(file)).map(|file| file.path.display().to_string()).collect();
-        Ok(SplitNames { splits: vec![None; files.len()], unused })
+        Ok(SplitNames { splits: vec![None; files.len()], unused, unclear: Vec::new() })
+    }
+
+    /// What to say of names with a word that may be validation or test, where there is text to train on under its name.
+    pub(crate) fn unclear_warning(&self) -> Option<String> {
+        let trains = self.splits.contains(&Some(Split::Train));
+        (trains && !self.unclear.is_empty()).then(|| {
+            format!(
+                "names with eval, evaluation or testing may mean validation or test, so their documents are \
+                 distributed by shares, training among them: {}; rename them to valid or test",
+                shown(&self.unclear)
+            )
+        })
     }
 
     /// What to say of names that look like splits and are not used.
     pub(crate) fn warning(&self, by_shares: bool) -> Option<String> {
-        let count = self.unused.len();
-        let shown = self.unused[..count.min(SHOWN)].join(", ");
-        let more = if count > SHOWN { format!(" and {} more", count - SHOWN) } else { String::new() };
         let why = if by_shares {
             "--split was given"
         } else {
             "no sibling differs in that word alone (docs/texts.md has the rule)"
         };
-        (count > 0).then(|| format!("names that look like splits are ignored, because {why}: {shown}{more}"))
+        let unused = &self.unused;
+        (!unused.is_empty())
+            .then(|| format!("names that look like splits are ignored, because {why}: {}", shown(unused)))
     }
+}
+
+/// The first of some names, and how many more there are.
+fn shown(names: &[String]) -> String {
+    let count = names.len();
+    let more = if count > SHOWN { format!(" and {} more", count - SHOWN) } else { String::new() };
+    names[..count.min(SHOWN)].join(", ") + &more
 }
 
 /// What one path states: keys are the same for siblings that differ in the split word alone.
@@ -105,35 +145,46 @@ struct PathSplits {
     alone: Option<Split>,
     name: Option<(String, Split)>,
     folder: Option<(String, Split)>,
+    /// Whether a word of the name, or the name of a folder, may be validation or test.
+    is_unclear: bool,
 }
 
 impl PathSplits {
     fn of(file: &SourceFile) -> PathSplits {
         // what is not read has no documents that its name could put into a split
         if let SourceFormat::Ignored(_) = file.format {
-            return PathSplits { alone: None, name: None, folder: None };
+            return PathSplits { alone: None, name: None, folder: None, is_unclear: false };
         }
         let parent = file.path.parent().unwrap_or(Path::new(""));
         let name = file.path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_lowercase();
         let stem = stem(&name, file.format);
+        let words = |name: &str| name.split(|c: char| !c.is_alphanumeric()).any(is_unclear);
+        let is_unclear =
+            stem.as_deref().is_some_and(words) || folders(parent, file.depth).any(|(_, name)| words(&name));
         let word = stem.and_then(|stem| split_word(&stem));
         let alone = word.as_ref().and_then(|(rest, split)| rest.is_empty().then_some(*split));
         let name =
             word.filter(|_| alone.is_none()).map(|(rest, split)| (format!("{}/*{rest}", parent.display()), split));
-        PathSplits { alone, name, folder: folder(parent, file.depth) }
+        PathSplits { alone, name, folder: folder(parent, file.depth), is_unclear }
     }
+}
+
+/// Whether a word is one that datasets use for validation and for test.
+fn is_unclear(word: &str) -> bool {
+    matches!(word, "eval" | "evaluation" | "testing")
+}
+
+/// The folders that were walked and the one that was named, innermost first: their places in the path, and names.
+fn folders(parent: &Path, depth: usize) -> impl Iterator<Item = (usize, String)> + '_ {
+    let components: Vec<Component> = parent.components().collect();
+    let from = components.len().saturating_sub(depth + 1);
+    (from..components.len()).rev().filter_map(move |at| Some((at, components[at].as_os_str().to_str()?.to_lowercase())))
 }
 
 /// The innermost folder that is called a split word and nothing else, of those that were walked and the one that was named.
 fn folder(parent: &Path, depth: usize) -> Option<(String, Split)> {
-    let components: Vec<Component> = parent.components().collect();
-    let from = components.len().saturating_sub(depth + 1);
-    let found = (from..components.len()).rev().find_map(|at| {
-        let name = components[at].as_os_str().to_str()?.to_lowercase();
-        Some((at, split_of(&name)?))
-    });
-    found.map(|(at, split)| {
-        let before: std::path::PathBuf = components[..at].iter().collect();
+    folders(parent, depth).find_map(|(at, name)| Some((at, split_of(&name)?))).map(|(at, split)| {
+        let before: std::path::PathBuf = parent.components().take(at).collect();
         (format!("{}//", before.display()), split)
     })
 }
@@ -156,7 +207,7 @@ fn stem(name: &str, format: SourceFormat) -> Option<String> {
     (rest.len() < name.len() || !name.contains('.')).then(|| rest.to_owned())
 }
 
-fn split_of(word: &str) -> Option<Split> {
+pub(super) fn split_of(word: &str) -> Option<Split> {
     match word {
         "train" | "training" => Some(Split::Train),
         "valid" | "validation" | "val" | "dev" => Some(Split::Valid),

@@ -128,6 +128,49 @@ fn parquet_rows_are_documents() {
     insta::assert_snapshot!(message("id"), @"a.parquet: column `id` does not contain text");
 }
 
+/// A text within a structure, which may be missing as a whole or by itself.
+#[test]
+fn fields_of_structures_are_columns() {
+    let schema = "message m { optional group a { optional binary b (STRING); required int32 n; } \
+                  optional group list { repeated binary text (STRING); } required binary c (STRING); }";
+    let mut writer = SerializedFileWriter::new(
+        Vec::new(),
+        Arc::new(parse_message_type(schema).unwrap()),
+        Arc::new(WriterProperties::default()),
+    )
+    .unwrap();
+    let mut group = writer.next_row_group().unwrap();
+    let mut number = 0;
+    while let Some(mut column) = group.next_column().unwrap() {
+        match column.untyped() {
+            ColumnWriter::Int32ColumnWriter(ids) => _ = ids.write_batch(&[7, 7], Some(&[1, 1, 0]), None).unwrap(),
+            ColumnWriter::ByteArrayColumnWriter(texts) => {
+                let values = |texts: &[&str]| texts.iter().map(|text| ByteArray::from(*text)).collect::<Vec<_>>();
+                _ = match number {
+                    0 => texts.write_batch(&values(&["inner"]), Some(&[2, 1, 0]), None).unwrap(),
+                    2 => texts.write_batch(&[], Some(&[0, 0, 0]), Some(&[0, 0, 0])).unwrap(),
+                    _ => texts.write_batch(&values(&["x", "y", "z"]), None, None).unwrap(),
+                };
+            }
+            _ => unreachable!(),
+        }
+        number += 1;
+        column.close().unwrap();
+    }
+    group.close().unwrap();
+    let folder = folder(&[("a.parquet", &writer.into_inner().unwrap())]);
+    let file = SourceFile::new(&folder.path().join("a.parquet"), false, 0).unwrap();
+    let found: Vec<DocumentContent> = file.documents("a.b").unwrap().map(|row| row.unwrap().content).collect();
+    assert!(
+        matches!(&found[..], [DocumentContent::Text(inner), DocumentContent::Bad(_), DocumentContent::Bad(_)] if inner == "inner")
+    );
+    let message = |key| file.documents(key).err().unwrap().to_string().rsplit('/').next().unwrap().to_owned();
+    insta::assert_snapshot!(message("a"), @"a.parquet: column `a` does not contain text");
+    insta::assert_snapshot!(message("a.n"), @"a.parquet: column `a.n` does not contain text");
+    insta::assert_snapshot!(message("list.text"), @"a.parquet: column `list.text` does not contain text");
+    insta::assert_snapshot!(message("a.x"), @"a.parquet: no column is called `a.x`; the columns are: a, list, c");
+}
+
 #[test]
 fn of_two_columns_of_one_name_none_is_taken() {
     let schema = "message m { required binary text (STRING); required binary text (STRING); }";

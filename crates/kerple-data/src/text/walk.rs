@@ -16,7 +16,7 @@ pub(super) fn collect(path: &Path, files: &mut Vec<SourceFile>, passed_over: &mu
                 "give the text it was prepared from",
             ));
         }
-        return walk(path, 0, files, passed_over);
+        return FolderWalk { files, passed_over, through: Vec::new() }.walk(path, 0);
     }
     match token_prefix(path)? {
         Some(prefix) => files.push(token_files(&prefix, 0)?),
@@ -39,61 +39,79 @@ fn found(path: &Path, depth: usize) -> Result<SourceFile> {
     SourceFile::new(path, true, depth)
 }
 
-fn walk(folder: &Path, depth: usize, files: &mut Vec<SourceFile>, passed_over: &mut u64) -> Result<()> {
-    // what an earlier preparation has written is not text to read
-    if has_summary(folder)? {
-        *passed_over += 1;
-        return Ok(());
-    }
-    let mut entries = Vec::new();
-    for entry in std::fs::read_dir(folder).map_err(Error::io(folder, "read"))? {
-        let entry = entry.map_err(Error::io(folder, "read"))?;
-        if !entry.file_name().as_encoded_bytes().starts_with(b".") {
-            entries.push(entry);
+/// A walk through folders, in sorted order.
+struct FolderWalk<'f> {
+    files: &'f mut Vec<SourceFile>,
+    passed_over: &'f mut u64,
+    /// The folders of the links that were followed to here, by their real paths.
+    through: Vec<PathBuf>,
+}
+
+impl FolderWalk<'_> {
+    fn walk(&mut self, folder: &Path, depth: usize) -> Result<()> {
+        // what an earlier preparation has written is not text to read
+        if has_summary(folder)? {
+            *self.passed_over += 1;
+            return Ok(());
         }
-    }
-    entries.sort_by_key(std::fs::DirEntry::file_name);
-    for entry in entries {
-        let (path, kind) = (entry.path(), entry.file_type().map_err(Error::io(&entry.path(), "read"))?);
-        // a link to a folder is followed, unless that holds the link
-        let linked = kind.is_symlink() && is_folder(&path)?;
-        if linked && leads_up(&path)? {
-            files.push(ignored(path, depth, "the link points to a folder that contains the link"));
-            continue;
-        }
-        if kind.is_dir() || linked {
-            if path.file_name().is_none_or(|name| name != "CVS") {
-                walk(&path, depth + 1, files, passed_over)?;
+        let mut entries = Vec::new();
+        for entry in std::fs::read_dir(folder).map_err(Error::io(folder, "read"))? {
+            let entry = entry.map_err(Error::io(folder, "read"))?;
+            if !entry.file_name().as_encoded_bytes().starts_with(b".") {
+                entries.push(entry);
             }
-        } else if is_file(&path)? {
-            match token_prefix(&path)? {
-                Some(prefix) if path.extension().is_some_and(|end| end == "idx") => {
-                    files.push(token_files(&prefix, depth)?)
+        }
+        entries.sort_by_key(std::fs::DirEntry::file_name);
+        for entry in entries {
+            let (path, kind) = (entry.path(), entry.file_type().map_err(Error::io(&entry.path(), "read"))?);
+            if kind.is_symlink() && is_folder(&path)? {
+                self.follow(path, depth)?;
+            } else if kind.is_dir() {
+                if path.file_name().is_none_or(|name| name != "CVS") {
+                    self.walk(&path, depth + 1)?;
                 }
-                Some(_) => {}
-                None => files.push(found(&path, depth)?),
-            }
-        } else {
-            let to_nothing = !kerple_run::files::is_there(&path).map_err(Error::io(&path, "look for"))?;
-            let why = if to_nothing {
-                "the link points to nothing"
+            } else if is_file(&path)? {
+                match token_prefix(&path)? {
+                    Some(prefix) if path.extension().is_some_and(|end| end == "idx") => {
+                        self.files.push(token_files(&prefix, depth)?)
+                    }
+                    Some(_) => {}
+                    None => self.files.push(found(&path, depth)?),
+                }
             } else {
-                "not a regular file; pipes and devices cannot be read twice"
-            };
-            files.push(ignored(path, depth, why));
+                let to_nothing = !kerple_run::files::is_there(&path).map_err(Error::io(&path, "look for"))?;
+                let why = if to_nothing {
+                    "the link points to nothing"
+                } else {
+                    "not a regular file; pipes and devices cannot be read twice"
+                };
+                self.files.push(ignored(path, depth, why));
+            }
         }
+        Ok(())
     }
-    Ok(())
+
+    /// Walks the folder that a link points to, unless the walk is inside of it already: through folders above the link, or
+    /// through links that lead back to each other.
+    fn follow(&mut self, link: PathBuf, depth: usize) -> Result<()> {
+        if link.file_name().is_some_and(|name| name == "CVS") {
+            return Ok(());
+        }
+        let real = |path: &Path| std::fs::canonicalize(path).map_err(Error::io(path, "find"));
+        let (from, to) = (real(link.parent().unwrap_or(Path::new(".")))?, real(&link)?);
+        if self.through.iter().chain([&from]).any(|folder| folder.starts_with(&to)) {
+            self.files.push(ignored(link, depth, "the link points to a folder that contains the link"));
+            return Ok(());
+        }
+        self.through.push(from);
+        self.walk(&link, depth + 1)?;
+        self.through.pop();
+        Ok(())
+    }
 }
 
 fn ignored(path: PathBuf, depth: usize, why: &'static str) -> SourceFile {
     SourceFile { path, format: SourceFormat::Ignored(why), size: 0, found: true, depth }
-}
-
-/// Whether a link leads to a folder above it.
-fn leads_up(link: &Path) -> Result<bool> {
-    let real = |path: &Path| std::fs::canonicalize(path).map_err(Error::io(path, "find"));
-    Ok(real(link.parent().unwrap_or(Path::new(".")))?.starts_with(real(link)?))
 }
 
 /// The prefix, when a path names one of a pair of token files or their prefix.

@@ -4,8 +4,10 @@ pub(super) use self::AbsentArchive as MidiArchive;
 use super::SourceDocument;
 use crate::error::Result;
 use crate::music::Representation;
+use std::cell::RefCell;
 use std::io::BufRead;
 use std::path::Path;
+use std::rc::Rc;
 
 pub(super) fn is_midi(_: &str) -> bool {
     false
@@ -18,7 +20,12 @@ pub(super) fn file(_: &Path, representation: Representation) -> Result<SourceDoc
 pub(super) enum AbsentArchive {}
 
 impl AbsentArchive {
-    pub(super) fn new(_: &Path, _: Box<dyn BufRead>, representation: Representation) -> AbsentArchive {
+    pub(super) fn new(
+        _: &Path,
+        _: Box<dyn BufRead>,
+        representation: Representation,
+        _: Rc<RefCell<Vec<String>>>,
+    ) -> AbsentArchive {
         match representation {}
     }
 }

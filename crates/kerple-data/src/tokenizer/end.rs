@@ -142,6 +142,37 @@ fn rank(inner: &HuggingFace, id: u32) -> (bool, usize) {
     (!inner.is_special(id), USUAL.iter().position(|usual| *usual == name).unwrap_or(USUAL.len()))
 }
 
+/// Tokens that the files next to a `tokenizer.json` add to it in transformers, and that it does not have.
+pub(super) fn unread_tokens(inner: &HuggingFace, path: &Path) -> Result<Option<String>> {
+    const SHOWN: usize = 8;
+    let read = |name: &str| -> Result<Value> {
+        let beside = path.with_file_name(name);
+        let there = beside != path && is_file(&beside)?;
+        // what is no JSON says nothing of tokens; `stated` names it
+        let text = if there { read_text(&beside, LONGEST, HINT).unwrap_or_default() } else { String::new() };
+        Ok(serde_json::from_str(&text).unwrap_or_default())
+    };
+    let (config, added) = (read("tokenizer_config.json")?, read("added_tokens.json")?);
+    let decoder = config["added_tokens_decoder"].as_object();
+    // the older file is read where the newer one has no such table
+    let older = added.as_object().filter(|_| decoder.is_none()).into_iter().flatten().map(|(name, _)| name.as_str());
+    let newer = decoder.into_iter().flatten().filter_map(|(_, token)| token["content"].as_str());
+    let missing: Vec<String> = newer
+        .chain(older)
+        .filter(|name| inner.token(name).is_none())
+        .map(|name| format!("`{}`", kerple_run::files::printable(name)))
+        .collect();
+    let more = if missing.len() > SHOWN { format!(" and {} more", missing.len() - SHOWN) } else { String::new() };
+    Ok((!missing.is_empty()).then(|| {
+        format!(
+            "the files next to {} add tokens that it does not have and that are text here: {}{more}; `kerple import` of \
+             their folder writes a tokenizer.json with them",
+            path.display(),
+            missing[..missing.len().min(SHOWN)].join(" ")
+        )
+    }))
+}
+
 /// A file and the ids that it says end a text.
 type EndStatement = (&'static str, Vec<u32>);
 

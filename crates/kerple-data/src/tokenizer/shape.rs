@@ -30,7 +30,11 @@ struct AddedToken {
     #[serde(default)]
     single_word: bool,
     #[serde(default)]
+    lstrip: bool,
+    #[serde(default)]
     rstrip: bool,
+    #[serde(default)]
+    normalized: bool,
 }
 
 #[derive(Default, Deserialize)]
@@ -109,11 +113,15 @@ impl TokenizerDefinition {
         };
         let forms = ["NFC", "NFD", "NFKC", "NFKD"];
         let plain = |step: &&Value| forms.iter().any(|form| step["type"] == *form);
+        let normalizer = steps(&self.normalizer, "normalizers");
         let added = |token: &AddedToken| {
+            // normalisation may make a space of what is none in the name, such as U+00A0
+            let becomes_other = token.normalized && !token.content.is_ascii() && !normalizer.is_empty();
+            let looks_beyond = token.single_word || token.lstrip || token.rstrip;
             // names of special tokens are text here
-            token.special || !(token.single_word || token.rstrip || reaches_across(&token.content))
+            token.special || !(looks_beyond || becomes_other || reaches_across(&token.content))
         };
-        words && steps(&self.normalizer, "normalizers").iter().all(plain) && self.added_tokens.iter().all(added)
+        words && normalizer.iter().all(plain) && self.added_tokens.iter().all(added)
     }
 }
 
@@ -135,7 +143,6 @@ fn steps<'v>(part: &'v Value, name: &str) -> Vec<&'v Value> {
     }
 }
 
-/// Whether a step writes bytes as letters and adds nothing.
 /// Names of the tokens that a step adds to a single text.
 fn tokens_added(step: &Value) -> Vec<&str> {
     match step["type"].as_str() {
@@ -150,6 +157,7 @@ fn tokens_added(step: &Value) -> Vec<&str> {
     }
 }
 
+/// Whether a step writes bytes as letters and adds nothing.
 fn is_byte_level(step: &Value) -> bool {
     step["type"] == "ByteLevel" && step["add_prefix_space"] == Value::Bool(false)
 }

@@ -243,6 +243,22 @@ fn only_what_is_known_is_cut() {
         });
         assert_eq!(found, cuts, "{content:?} {rstrip} {single}");
     }
+    // a token that takes the line end before it, and one whose name has a space only once it is normalised
+    let token = |content: &str, lstrip: bool, normalized: bool| {
+        with(&|all| {
+            all["normalizer"] = serde_json::json!({ "type": "NFKC" });
+            all["added_tokens"] = added(content, false, false);
+            all["added_tokens"][0]["lstrip"] = lstrip.into();
+            all["added_tokens"][0]["normalized"] = normalized.into();
+            let end = serde_json::json!({ "id": 0, "content": "<|endoftext|>", "single_word": false, "lstrip": false,
+                "rstrip": false, "normalized": false, "special": true });
+            all["added_tokens"].as_array_mut().unwrap().insert(0, end);
+        })
+    };
+    assert_eq!(token("zz", true, false), TextCuts::Nowhere);
+    assert_eq!(token("a\u{a0}b", false, true), TextCuts::Nowhere);
+    assert_eq!(token("zz", false, true), TextCuts::Gaps);
+    assert_eq!(token("\u{ff5c}", false, false), TextCuts::Gaps);
 }
 
 /// Chance in a definition is switched off, and said.
@@ -433,6 +449,14 @@ fn the_end_of_a_document_is_what_files_say_or_special() {
     ] {
         let found = with_added(&all, &[(file, text)]).unwrap();
         assert_eq!((found.end_of_document(), found.warnings().len()), (id, warnings), "{text}: {:?}", found.warnings());
+    }
+    let decoder = r#"{"added_tokens_decoder": {"10": {"content": "<eos>"}, "90": {"content": "<tool>"}}}"#;
+    for (file, text) in [("tokenizer_config.json", decoder), ("added_tokens.json", r#"{"<eos>": 10, "<tool>": 90}"#)] {
+        let warnings = with_added(&all, &[(file, text)]).unwrap().warnings();
+        let found = warnings
+            .iter()
+            .any(|said| said.contains("add tokens that it does not have") && said.contains(": `<tool>`;"));
+        assert!(found, "{file}: {warnings:?}");
     }
     let both = [("tokenizer_config.json", r#"{"eos_token": "<eos>"}"#), ("config.json", r#"{"eos_token_id": 10}"#)];
     let found = with_added(&all, &both).unwrap();

@@ -46,6 +46,11 @@ struct WantedToken {
     id: Option<u64>,
 }
 
+/// Whether a class of transformers keeps `tokenizer.json` as it is.
+fn is_neutral(class: &str) -> bool {
+    matches!(class, "PreTrainedTokenizerFast" | "PreTrainedTokenizer" | "TokenizersBackend")
+}
+
 fn content(value: &Value) -> Option<&str> {
     value.as_str().or_else(|| value["content"].as_str())
 }
@@ -204,6 +209,26 @@ impl TokenizerFiles {
         let list = serde_json::to_string(&json!(all)).map_err(damaged)?;
         parts.insert("added_tokens".to_owned(), RawValue::from_string(list).map_err(damaged)?);
         Ok(Some(serde_json::to_string(&parts).map_err(damaged)? + "\n"))
+    }
+
+    /// Says where transformers makes another tokenizer than `tokenizer.json` defines: its classes of families put their own
+    /// normalizer and pre-tokenizer in place of those of the file.
+    pub fn remark_on_class(&self, notes: &mut Vec<String>) {
+        let class = self.config.get("tokenizer_class").and_then(Value::as_str).filter(|class| !is_neutral(class));
+        if let Some(class) = class {
+            let spaces = self.config.get("add_prefix_space").and_then(Value::as_bool);
+            let spaces = spaces.map_or_else(String::new, |spaces| format!(" with add_prefix_space = {spaces}"));
+            notes.push(format!(
+                "texts become tokens as tokenizer.json defines; transformers 5 splits them as its class `{}` does{spaces}, \
+                 which gives other tokens where the two differ",
+                short(class)
+            ));
+        }
+        if self.config.get("split_special_tokens") == Some(&Value::Bool(true)) {
+            notes.push(format!(
+                "split_special_tokens of {CONFIG} is ignored: names of special tokens in prompts are these tokens"
+            ));
+        }
     }
 
     /// Says which of two files is taken.
