@@ -229,6 +229,13 @@ fn ids_of_generation_go_before_those_of_the_model() {
 }
 
 #[test]
+fn null_for_a_value_is_named() {
+    let notes = ModelCopy::of(HF).configured(json!({ "layer_norm_eps": null, "hidden_act": null })).notes();
+    says(&notes, &["layer_norm_eps is null and counts as absent: 0.00001", "hidden_act is null and counts as absent: gelu"]);
+    assert!(!ModelCopy::of(HF).notes().contains("null"));
+}
+
+#[test]
 fn sampling_that_is_left_out_is_named() {
     let with = |keys: Value| ModelCopy::of(HF).with("generation_config.json", &keys).notes();
     let notes = with(json!({ "eos_token_id": 2, "temperature": 0.6, "top_k": 50, "do_sample": true, "top_p": 1.0 }));

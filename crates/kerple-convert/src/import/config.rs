@@ -179,6 +179,14 @@ impl<'a> ConfigKeys<'a> {
         self.raw(key).filter(|value| !value.is_null())
     }
 
+    /// The value that a key without one, or with `null`, stands for; `null` is named, since transformers refuses it here.
+    fn of_absent<V: std::fmt::Display>(&self, key: &str, default: V) -> V {
+        if self.raw(key).is_some() {
+            self.remark(format!("{} is null and counts as absent: {default}", self.name(key)));
+        }
+        default
+    }
+
     /// A table within this one, where it is there.
     ///
     /// # Errors
@@ -293,7 +301,7 @@ impl<'a> ConfigKeys<'a> {
     /// # Errors
     /// As [`ConfigKeys::optional_number`].
     pub fn number(&self, key: &str, default: f64) -> Result<f64> {
-        Ok(self.optional_number(key)?.unwrap_or(default))
+        Ok(self.optional_number(key)?.unwrap_or_else(|| self.of_absent(key, default)))
     }
 
     /// True or false.
@@ -301,7 +309,7 @@ impl<'a> ConfigKeys<'a> {
     /// # Errors
     /// What is neither.
     pub fn flag(&self, key: &str, default: bool) -> Result<bool> {
-        let Some(value) = self.value(key) else { return Ok(default) };
+        let Some(value) = self.value(key) else { return Ok(self.of_absent(key, default)) };
         value.as_bool().ok_or_else(|| self.refuse(key, value, "it must be true or false"))
     }
 
@@ -310,7 +318,7 @@ impl<'a> ConfigKeys<'a> {
     /// # Errors
     /// What is none.
     pub fn word(&self, key: &str, default: &'a str) -> Result<&'a str> {
-        let Some(value) = self.value(key) else { return Ok(default) };
+        let Some(value) = self.value(key) else { return Ok(self.of_absent(key, default)) };
         value.as_str().ok_or_else(|| self.refuse(key, value, "it must be a string"))
     }
 

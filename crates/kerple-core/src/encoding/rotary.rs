@@ -32,7 +32,7 @@ const BASE: f64 = 10_000.0;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RotaryConfig {
-    /// Share of each head's features that is rotated, in (0, 1].
+    /// Share of each head's features that is rotated, in (0, 1], in whole pairs: of an odd number the last stays as it is.
     pub pct: f64,
     /// Features that the rates are made for, n, instead of that share; of an odd number, one more is rotated.
     #[serde(skip_serializing_if = "Option::is_none")]
