@@ -95,8 +95,15 @@ fn reviews(folder: &Path, stop: &AtomicBool) -> Result<Sequences> {
         let mut files: Vec<PathBuf> = entries
             .map(|entry| entry.map(|entry| entry.path()).map_err(Error::io(&folder, "read")))
             .collect::<Result<_>>()?;
-        files.retain(|path| path.extension().is_some_and(|end| end == "txt") && !is_hidden(path));
+        files.retain(|path| !is_hidden(path));
         files.sort();
+        if let Some(other) = files.iter().find(|path| path.extension().is_none_or(|end| end != "txt")) {
+            return Err(Error::damaged(
+                other,
+                "it is no .txt file, as reviews are",
+                "move it out of the folder, or decompress it",
+            ));
+        }
         for file in files {
             check_stop(stop)?;
             let review = kerple_run::files::read(&file).map_err(Error::io(&file, "read"))?;
