@@ -231,7 +231,10 @@ fn ids_of_generation_go_before_those_of_the_model() {
 #[test]
 fn null_for_a_value_is_named() {
     let notes = ModelCopy::of(HF).configured(json!({ "layer_norm_eps": null, "hidden_act": null })).notes();
-    says(&notes, &["layer_norm_eps is null and counts as absent: 0.00001", "hidden_act is null and counts as absent: gelu"]);
+    says(
+        &notes,
+        &["layer_norm_eps is null and counts as absent: 0.00001", "hidden_act is null and counts as absent: gelu"],
+    );
     assert!(!ModelCopy::of(HF).notes().contains("null"));
 }
 

@@ -141,7 +141,7 @@ impl Curve {
     ///
     /// # Errors
     /// Values or distances that are not finite, negative or unsorted distances, too few of either, and weights that are
-    /// negative or all 0. The message names the curve and the number.
+    /// negative, all 0, or too large or small to be squared. The message names the curve and the number.
     ///
     /// ```
     /// use kerple_fit::{Curve, CurvePrecision, Support};
@@ -198,6 +198,12 @@ impl Curve {
                         format!("a weight is {weight}"),
                         "weights are inverse variances: 0 or more, and finite",
                     );
+                }
+                let largest = weights.iter().copied().fold(0.0, f64::max);
+                if largest > MAGNITUDES.1 || (largest > 0.0 && largest < MAGNITUDES.0) {
+                    let (low, high) = MAGNITUDES;
+                    let what = format!("the largest weight is {largest:e}, the limits are {low:e} and {high:e}");
+                    return refuse(what, "multiply all weights by a factor: without --sigma, it changes no fit");
                 }
                 let kept: Vec<usize> = (0..values.len()).filter(|i| weights[*i] > 0.0).collect();
                 if kept.is_empty() {
@@ -273,10 +279,11 @@ impl Curve {
         self.values.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), x| (low.min(*x), high.max(*x)))
     }
 
-    /// The variance below which residuals are rounding: `(8 u max|value|)^2`.
+    /// The variance below which residuals are rounding: `(8 u max|value|)^2`, times the mean weight, as residuals are weighted.
     pub fn rounding_floor(&self) -> f64 {
         let (low, high) = self.range();
-        (8.0 * self.precision.unit() * low.abs().max(high.abs())).powi(2)
+        let weight = self.weights.as_ref().map_or(1.0, |all| all.iter().sum::<f64>() / all.len() as f64);
+        weight * (8.0 * self.precision.unit() * low.abs().max(high.abs())).powi(2)
     }
 
     /// Whether the values differ by rounding only.
@@ -299,10 +306,14 @@ pub(crate) fn distance_problem(support: &Support) -> Option<String> {
             let pair = distances.windows(2).find(|pair| pair[0] >= pair[1])?;
             Some(format!("distance {} comes after distance {}", pair[1], pair[0]))
         }
-        Support::Buckets { .. } => {
-            let empty = (0..support.len()).find(|i| support.of(*i).is_empty())?;
-            Some(format!("bucket {empty} has no distance"))
-        }
+        Support::Buckets { .. } => (0..support.len()).find_map(|i| {
+            let mut sorted = support.of(i).to_vec();
+            sorted.sort_by(f64::total_cmp);
+            match sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+                Some(pair) => Some(format!("bucket {i} has the distance {} twice", pair[0])),
+                None => sorted.is_empty().then(|| format!("bucket {i} has no distance")),
+            }
+        }),
     }
 }
 
@@ -334,6 +345,8 @@ mod tests {
             (curve(d.clone(), d.iter().map(|d| 1e-200 * d).collect(), None), "e-200, the limits are 1e-100 and 1e100"),
             (curve(d.clone(), d.clone(), Some(set(1, -2.0))), "a weight is -2"),
             (curve(d.clone(), d.clone(), Some(vec![0.0; 8])), "all weights are 0"),
+            (curve(d.clone(), d.clone(), Some(vec![1e-300; 8])), "the largest weight is 1e-300, the limits are 1e-100"),
+            (curve(d.clone(), d.clone(), Some(set(1, 1e300))), "the largest weight is 1e300, the limits are 1e-100"),
             (curve(d.clone(), d.clone(), Some(set(1, 0.0))), "too few, a fit needs at least 8"),
         ];
         for (found, message) in cases {
@@ -352,6 +365,16 @@ mod tests {
         let found = curve(d.clone(), d, Some(weights)).unwrap();
         assert_eq!((found.len(), found.support().of(4)), (9, &[5.0][..]));
         assert!(!found.is_constant() && found.furthest() == 9.0);
+    }
+
+    #[test]
+    fn a_bucket_has_each_distance_once() {
+        let lists: Vec<Vec<f64>> = (0..8).map(|i| vec![f64::from(i), f64::from(i + 8)]).collect();
+        let of = |lists: &[Vec<f64>]| distance_problem(&Support::buckets(lists));
+        assert_eq!(of(&lists), None);
+        let twice = [&lists[..], &[vec![20.0, 21.0, 20.0]]].concat();
+        assert_eq!(of(&twice), Some("bucket 8 has the distance 20 twice".to_owned()));
+        assert_eq!(of(&[&lists[..], &[vec![]]].concat()), Some("bucket 8 has no distance".to_owned()));
     }
 
     #[test]

@@ -80,7 +80,7 @@ pub fn read(path: &Path, options: &ReadOptions) -> Result<CurveSource> {
     };
     refuse_unread(path, kind, options)?;
     let mut sharing = Vec::new();
-    let (raw, notes) = match extension.as_str() {
+    let (raw, mut notes) = match extension.as_str() {
         _ if is_run => run::read(path, options, &mut sharing)?,
         _ if is_folder => transformers::read(path, options, &mut sharing)?,
         "csv" => (csv::read(path, options)?, Vec::new()),
@@ -94,12 +94,31 @@ pub fn read(path: &Path, options: &ReadOptions) -> Result<CurveSource> {
         return Err(refused(path, "it has no curves", "give a file with at least one curve of 8 values"));
     }
     let mut names: Vec<&str> = raw.iter().map(|curve| curve.name.as_str()).collect();
+    if let Some(number) = names.iter().position(|name| name.trim().is_empty()) {
+        return Err(refused(path, format!("curve {} has no name", number + 1), "give each curve a name"));
+    }
+    if let Some(name) = names.iter().find(|name| name.chars().any(char::is_control)) {
+        let what = format!("the curve name {name:?} has a line break or another control character");
+        return Err(refused(path, what, "give each curve a name of one line"));
+    }
     names.sort_unstable();
     if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
         return Err(refused(path, format!("two curves are called `{}`", pair[0]), "give each curve a name of its own"));
     }
+    notes.extend(options.points.and_then(|range| cut_buckets(&raw, range)));
     let curves = raw.into_iter().map(|raw| raw.curve(path, options)).collect::<Result<Vec<Curve>>>()?;
     Ok(CurveSource { name: path.display().to_string(), curves, sharing, notes })
+}
+
+/// A note on buckets of which a range has only some distances.
+fn cut_buckets(curves: &[RawCurve], (low, high): (f64, f64)) -> Option<String> {
+    let is_in = |d: &f64| (low..=high).contains(d);
+    let is_cut = |distances: &[f64]| distances.iter().any(is_in) && !distances.iter().all(is_in);
+    let count = |curve: &RawCurve| (0..curve.support.len()).filter(|i| is_cut(curve.support.of(*i))).count();
+    match curves.iter().map(count).sum::<usize>() {
+        0 => None,
+        cut => Some(format!("--points {low}..{high} leaves out buckets that are partly in it, {cut} in all curves")),
+    }
 }
 
 /// Refuses options that a kind of source does not read.

@@ -16,6 +16,9 @@ use rayon::prelude::*;
 /// Above this correlation of neighbouring residuals, criteria that assume none are too sure.
 pub const CORRELATED: f64 = 0.3;
 
+/// Smallest and largest known sigma, in units of the largest value: chi squared is neither infinite nor 0.
+const SIGMAS: (f64, f64) = (1e-50, 1e50);
+
 /// What to fit and how to rank.
 #[derive(Clone, Debug)]
 pub struct FitOptions {
@@ -142,6 +145,19 @@ pub fn fit_curve(curve: &Curve, options: &FitOptions) -> Result<CurveOutcome> {
             format!("sigma is {sigma}, it must be above 0"),
             "give the standard deviation of the values",
         ));
+    }
+    if let Noise::Known(sigma) = options.noise {
+        let (low, high) = curve.range();
+        let largest = low.abs().max(high.abs());
+        let (least, most) = SIGMAS;
+        if largest > 0.0 && !(least..=most).contains(&(sigma / largest)) {
+            let message = format!(
+                "curve `{}`: sigma is {sigma:e} and the largest magnitude of a value {largest:e}; their ratio must be from {least:e} to \
+                 {most:e}",
+                curve.name(),
+            );
+            return Err(Error::refused(message, "give the standard deviation of the values with --sigma, or omit it"));
+        }
     }
     let observations = Observations::of(curve);
     if curve.is_constant() {
@@ -364,10 +380,21 @@ impl Work<'_> {
         Some(self.options.families.iter().zip(&fitted).map(error).collect())
     }
 
+    /// What every family is compared with: a level, with residuals as those of the families.
+    fn constant(&self, observations: &Observations) -> FamilyFit {
+        let family = Family::read("const", false).expect("named families are families");
+        let optimum = fit_family(&family, observations, self.rounding(observations), Amplitudes::Positive, &[]);
+        let (own, optimum) = match self.options.noise {
+            // correlated residuals follow many a curve about a level
+            Noise::Autoregressive => self.whiten(&family, observations, optimum, Amplitudes::Positive),
+            _ => (observations.clone(), optimum),
+        };
+        self.describe(&family, &own, &optimum)
+    }
+
     /// The best fit with amplitudes of any sign, where no family with positive ones is better than a constant.
     fn no_kernel(&self, observations: &Observations, families: &[FamilyFit]) -> Option<FamilyFit> {
-        let constant = dot(observations.target(), observations.target());
-        let constant = criteria(constant, self.curve.len(), 2, self.floor, self.options.noise, 0.0).bic;
+        let constant = self.constant(observations).criteria.bic;
         let is_better = |fit: &&FamilyFit| fit.criteria.bic < constant - TOLD_APART;
         if families.iter().any(|fit| is_better(&fit)) {
             return None;

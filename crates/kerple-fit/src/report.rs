@@ -14,6 +14,7 @@ use crate::{Noise, RankBy};
 use kerple_core::calculus::certificate::is_cpd;
 use kerple_core::calculus::expr::Expr;
 use kerple_core::calculus::geometry::{EFFECTIVE_BIAS, effective_length};
+use kerple_core::calculus::parameter::Role;
 use kerple_core::calculus::points::Points;
 use kerple_core::calculus::rules::{Derivation, KernelClass};
 use kerple_report::format::number;
@@ -217,11 +218,18 @@ fn describe(curve: &Curve, outcome: &CurveOutcome, options: &FitOptions) -> Curv
         CurveOutcome::Constant { level } => *level,
         _ => fits.first().map_or(0.0, |fit| fit.level.value),
     };
-    let unconstrained = unconstrained.map(|fit| ranked_family(curve, fit, options, false, 0.0, None));
+    let unconstrained = unconstrained.map(|fit| {
+        let is_kernel = fit.amplitude_values().iter().all(|c| *c >= 0.0);
+        (ranked_family(curve, fit, options, false, 0.0, None), is_kernel)
+    });
     // neighbouring residuals of an exact curve are roundings, which no noise correlates
     let is_exact = families.first().is_some_and(|best| best.rss <= curve.rounding_floor() * curve.len() as f64);
-    let correlated = (rho.abs() > CORRELATED && !is_exact && options.noise != Noise::Autoregressive).then_some(rho);
+    let correlated = (rho.abs() > CORRELATED && !is_exact && options.noise != Noise::Autoregressive).then(|| {
+        let remedy = if curve.support().is_even() { "; try --noise ar1" } else { "" };
+        format!("residuals are correlated (rho {rho:.2}), so criteria are too sure{remedy}")
+    });
     let mut notes = notes(verdict, correlated, families.first(), unconstrained.as_ref());
+    notes.extend(scale_note(curve, fits, options));
     notes.extend(phase_note(&families, options.by));
     let reach = match verdict {
         CurveVerdict::Kernel => fits.first().and_then(|fit| fitted_reach(fit, options)),
@@ -238,7 +246,7 @@ fn describe(curve: &Curve, outcome: &CurveOutcome, options: &FitOptions) -> Curv
         families,
         told_apart: apart == 1,
         not_told_apart: apart,
-        unconstrained,
+        unconstrained: unconstrained.map(|(fit, _)| fit),
         reach_learned: learned_reach(curve),
         reach_fitted: reach,
         note: (!notes.is_empty()).then(|| notes.join("; ")),
@@ -247,24 +255,52 @@ fn describe(curve: &Curve, outcome: &CurveOutcome, options: &FitOptions) -> Curv
 
 fn notes(
     verdict: CurveVerdict,
-    correlated: Option<f64>,
+    correlated: Option<String>,
     best: Option<&RankedFamily>,
-    unconstrained: Option<&RankedFamily>,
+    unconstrained: Option<&(RankedFamily, bool)>,
 ) -> Vec<String> {
     match verdict {
         CurveVerdict::Constant => vec!["constant: its values differ by rounding only".to_owned()],
         CurveVerdict::NoKernel => {
-            let other =
-                unconstrained.map(|fit| format!("; with amplitudes of any sign, not a kernel: {}", short_kernel(fit)));
-            vec![format!("no certified kernel describes this curve{}", other.unwrap_or_default())]
+            let other = match unconstrained {
+                // a kernel, but its criterion is not lower than that of a constant by the limit
+                Some((fit, true)) if fit.family == "const" => " better than a constant".to_owned(),
+                Some((fit, true)) => {
+                    format!(" better than a constant by {TOLD_APART} of the criterion; the best: {}", short_kernel(fit))
+                }
+                Some((fit, false)) => format!("; with amplitudes of any sign, not a kernel: {}", short_kernel(fit)),
+                None => String::new(),
+            };
+            vec![format!("no certified kernel describes this curve{other}")]
         }
-        CurveVerdict::Kernel => {
-            let correlated = correlated.map(|rho| {
-                format!("residuals are correlated (rho {rho:.2}), so criteria are too sure; try --noise ar1")
-            });
-            correlated.into_iter().chain(best.and_then(|best| best.note.clone())).collect()
-        }
+        CurveVerdict::Kernel => correlated.into_iter().chain(best.and_then(|best| best.note.clone())).collect(),
     }
+}
+
+/// Families whose rate ends where the search does, on a curve whose distances are far from 1: another unit of distance may give
+/// them a better fit.
+fn scale_note(curve: &Curve, fits: &[FamilyFit], options: &FitOptions) -> Option<String> {
+    /// A rate times a distance below which a kernel all but ends to bend, and above which it has bent.
+    const BENT: (f64, f64) = (0.1, 1.0);
+    let least = curve.support().distances().iter().copied().filter(|d| *d > 0.0).fold(f64::INFINITY, f64::min);
+    let mut ends = None;
+    let is_cut = |fit: &&FamilyFit| {
+        let searched = &family_of(options, &fit.family).searched;
+        searched.iter().zip(&fit.parameters[fit.amplitudes..]).any(|(of, found)| {
+            let is_low = found.value < 2.0 * of.low && of.low * curve.furthest() >= BENT.0;
+            let is_high = found.value > 0.5 * of.high && of.high * least <= BENT.1;
+            let is_cut = of.role == Role::Rate && found.at_edge && (is_low || is_high);
+            ends = ends.or(is_cut.then_some((of.low, of.high)));
+            is_cut
+        })
+    };
+    let names: Vec<&str> = fits.iter().filter(is_cut).map(|fit| fit.family.as_str()).collect();
+    let (low, high) = ends?;
+    Some(format!(
+        "rates are searched from {low:e} to {high:e}, and the fit of {} ends there; multiply all distances by a factor that \
+         makes neighbours differ by about 1",
+        names.join(", ")
+    ))
 }
 
 /// A wave with a phase that describes the curve better than every family.

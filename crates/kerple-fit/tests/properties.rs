@@ -154,6 +154,33 @@ fn weights_of_one_and_known_sigma_rank_as_without() {
     // chi squared of a true family is about n
     assert_eq!(known[0].family, "log");
     assert!((-2.0 * known[0].criteria.loglik / 64.0 - 1.0).abs() < 0.6);
+    for sigma in [1e-300, 1e300] {
+        let refused =
+            fit_curve(&plain, &FitOptions { noise: Noise::Known(sigma), ..FitOptions::default() }).unwrap_err();
+        assert!(refused.to_string().contains("curve `c`: sigma is 1e"), "{refused}");
+    }
+}
+
+#[test]
+fn a_common_factor_of_the_weights_changes_no_fit() {
+    let few = options(&["const", "linear", "log", "exp"]);
+    for (sigma, is_exact) in [(0.05, false), (0.0, true)] {
+        let own = values(0, sigma, 7, 64);
+        let plain = fit(&curve("c", own.clone()), &few);
+        for factor in [1e-80, 1e-31, 1e31, 1e80] {
+            let distances = Support::Distances((0..64).map(f64::from).collect());
+            let weighted =
+                Curve::new("c", distances, own.clone(), Some(vec![factor; 64]), CurvePrecision::F64).unwrap();
+            let outcome = fit_curve(&weighted, &few).unwrap();
+            assert!(matches!(outcome, CurveOutcome::Ranked { not_told_apart: 1, .. }), "{factor:e}: {outcome:?}");
+            let found = families(outcome);
+            assert_eq!(found[0].family, "log", "{factor:e}");
+            for (x, y) in plain[0].parameters.iter().zip(&found[0].parameters) {
+                assert!((x.value / y.value - 1.0).abs() < 1e-6, "{factor:e}: {x:?} {y:?}");
+                assert_eq!(y.profile.is_none(), is_exact, "{factor:e}: {y:?}");
+            }
+        }
+    }
 }
 
 #[test]
@@ -177,6 +204,26 @@ fn correlated_residuals_are_whitened() {
     let uneven = Support::Distances((0..256).map(|d| f64::from(d * d)).collect());
     let uneven = Curve::new("c", uneven, curve.values().to_vec(), None, CurvePrecision::F64).unwrap();
     assert!(fit_curve(&uneven, &options).unwrap_err().to_string().contains("evenly spaced"));
+}
+
+/// A level with correlated residuals follows a curve that wanders: a family must describe it better than that.
+#[test]
+fn correlated_residuals_alone_are_no_kernel() {
+    let ar1 = FitOptions { noise: Noise::Autoregressive, ..options(&["const", "linear", "log", "exp"]) };
+    for seed in 1..6 {
+        let mut last = 0.0;
+        let wander = noise(seed, 200).into_iter().map(|e| {
+            last = 0.9 * last + e;
+            last
+        });
+        let outcome = fit_curve(&curve("c", wander.collect()), &ar1).unwrap();
+        assert!(matches!(outcome, CurveOutcome::NoKernel { .. }), "{seed}: {outcome:?}");
+    }
+    let rising = noise(1, 100).iter().enumerate().map(|(d, e)| 0.1 * d as f64 + 0.01 * e).collect();
+    let CurveOutcome::NoKernel { unconstrained, .. } = fit_curve(&curve("up", rising), &ar1).unwrap() else {
+        panic!("a rising curve has no kernel")
+    };
+    assert!(unconstrained.amplitude_values()[0] < 0.0, "{unconstrained:?}");
 }
 
 #[test]

@@ -145,6 +145,84 @@ fn a_value_without_a_weight_is_refused() {
 }
 
 #[test]
+fn cells_that_do_not_fit_the_header_are_counted() {
+    let dir = folder();
+    let rows = |of: &dyn Fn(usize) -> String| (0..10).map(|d| of(d) + "\n").collect::<String>();
+    for (text, wanted, hint) in [
+        (
+            format!("distance,h\n{}", rows(&|d| format!("{d},-0,{d}"))),
+            "line 2 has 3 cells, and the header 2",
+            "a point",
+        ),
+        (format!("distance,h\n0,1\n{}", rows(&|d| (d + 1).to_string())), "line 3 has 1 cells", "not its comma"),
+        (
+            format!("distance,h\n0,1\n,2\n{}", rows(&|d| format!("{},1", d + 1))),
+            "line 3 has no distance",
+            "remove the line",
+        ),
+        (format!("distance;h\n{}", rows(&|d| format!("{d};0,{d}"))), "the header begins with `distance;h`", "commas"),
+        (format!("distance,\"a\nb\"\n{}", rows(&|d| format!("{d},-{d}"))), "the curve name \"a\\nb\"", "one line"),
+    ] {
+        let error = read(&file(dir.path(), "c.csv", &text), &ReadOptions::default()).unwrap_err();
+        assert!(error.to_string().contains(wanted) && error.hint().contains(hint), "{error}: {}", error.hint());
+    }
+    let nameless = r#"{"distances": [0, 1], "curves": [{"name": " ", "values": [1, 2]}]}"#;
+    assert!(message(&file(dir.path(), "c.json", nameless), &ReadOptions::default()).contains("curve 1 has no name"));
+}
+
+/// The notes of the only curve of a table.
+fn note_of(distances: &[f64], values: &[f64], options: &FitOptions) -> String {
+    let dir = folder();
+    let rows: String = distances.iter().zip(values).map(|(d, value)| format!("{d},{value}\n")).collect();
+    let source = read(&file(dir.path(), "c.csv", format!("distance,h\n{rows}")), &ReadOptions::default()).unwrap();
+    let report = fit_sources(&[source], options).unwrap();
+    report.sources[0].curves[0].note.clone().unwrap_or_default()
+}
+
+#[test]
+fn rates_that_end_where_the_search_does_are_named() {
+    let options = FitOptions { families: Family::list("linear,log,exp", false).unwrap(), ..FitOptions::default() };
+    let noise = |d: usize| 0.02 * ((d * 7919 % 101) as f64 / 50.0 - 1.0);
+    let values: Vec<f64> = (0..32).map(|d| -0.7 * (0.3 * d as f64).ln_1p() + noise(d)).collect();
+    for (unit, is_named) in [(1.0, false), (1000.0, false), (1e8, true), (1e-5, true)] {
+        let distances: Vec<f64> = (0..32).map(|d| f64::from(d) * unit).collect();
+        let note = note_of(&distances, &values, &options);
+        assert_eq!(note.contains("rates are searched from 1e-6 to 1e3, and the fit of "), is_named, "{unit}: {note}");
+        assert_eq!(note.contains("log"), is_named, "{unit}: {note}");
+    }
+}
+
+/// A hint to whiten residuals is given only where that works.
+#[test]
+fn buckets_are_cut_with_a_note_and_not_whitened() {
+    let dir = folder();
+    let lists: Vec<Vec<u32>> = (0..16).map(|b| vec![2 * b, 2 * b + 1]).collect();
+    let values: Vec<f64> = (0..16).map(|b| -(0.5 * f64::from(b)).ln_1p() + 0.3 * (0.5 * f64::from(b)).sin()).collect();
+    let text = serde_json::json!({"curves": [{"name": "b", "values": values, "buckets": lists}]});
+    let path = file(dir.path(), "b.json", text.to_string());
+    let options = FitOptions { families: Family::list("log,exp", false).unwrap(), ..FitOptions::default() };
+    let report = fit_sources(&[read(&path, &ReadOptions::default()).unwrap()], &options).unwrap();
+    let note = report.sources[0].curves[0].note.clone().unwrap();
+    assert!(note.contains("residuals are correlated") && !note.contains("--noise ar1"), "{note}");
+    let cut = read(&path, &ReadOptions { points: Some((0.0, 20.0)), ..ReadOptions::default() }).unwrap();
+    assert_eq!(cut.notes, ["--points 0..20 leaves out buckets that are partly in it, 1 in all curves"]);
+    let whole = read(&path, &ReadOptions { points: Some((0.0, 21.0)), ..ReadOptions::default() }).unwrap();
+    assert!(whole.notes.is_empty() && whole.curves[0].len() == 11, "{:?}", whole.notes);
+}
+
+#[test]
+fn a_kernel_that_is_hardly_better_than_a_constant_is_not_called_invalid() {
+    let options = FitOptions { families: Family::list("log,exp", false).unwrap(), ..FitOptions::default() };
+    let distances: Vec<f64> = (0..32).map(f64::from).collect();
+    let wide = FitOptions { noise: kerple_fit::Noise::Known(10.0), ..options.clone() };
+    let note = note_of(&distances, &log_values(1.0, 0.5, 32), &wide);
+    assert!(note.starts_with("no certified kernel describes this curve better than a constant by 6"), "{note}");
+    let rising: Vec<f64> =
+        log_values(-1.0, 0.5, 32).iter().zip(&distances).map(|(x, d)| x + 0.01 * (d % 3.0)).collect();
+    assert!(note_of(&distances, &rising, &options).contains("not a kernel: "));
+}
+
+#[test]
 fn json_has_curves_over_distances_and_buckets() {
     let dir = folder();
     let values: Vec<f64> = log_values(1.0, 0.5, 10);

@@ -14,6 +14,7 @@ pub use limits::{array_bytes, check_memory};
 use crate::command_error::{CommandError, CommandResult};
 use crate::output::{print_json, resultln};
 use kerple_core::ops::machine;
+use kerple_report::statistics::median;
 use serde::Serialize;
 use std::time::Instant;
 
@@ -37,7 +38,7 @@ pub struct Measurement {
     /// none, fixed or learned; of linear attention none, sine_spe or kerple_log; the kind of an encoding; stick_breaking or softpick in
     /// the place of the softmax, or selective.
     pub bias: &'static str,
-    /// The middle of the times.
+    /// The middle of the times, or the mean of the two middle ones.
     pub median_ms: f64,
     /// The shortest of the times.
     pub min_ms: f64,
@@ -73,7 +74,7 @@ impl Measurement {
         times: &[f64],
         flops: f64,
     ) -> Measurement {
-        let median = times[times.len() / 2];
+        let median = median(times);
         let gflops = flops / median / 1e6;
         Measurement {
             work,

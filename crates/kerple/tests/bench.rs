@@ -91,6 +91,19 @@ fn every_work_is_checked_and_timed() {
     }
 }
 
+/// Of two times, the larger is not the middle.
+#[test]
+fn the_median_of_an_even_number_is_between_the_middle_ones() {
+    let place = Place::new();
+    let sizes = ["--lengths", "16", "--batch", "1", "--heads", "2", "--head-dim", "16", "--repeats", "2", "--json"];
+    let printed = place.ok(&[&["bench", "attention"], &sizes[..]].concat());
+    for line in printed.lines() {
+        let row: Value = serde_json::from_str(line).unwrap();
+        let [median, min, max] = ["median_ms", "min_ms", "max_ms"].map(|name| row[name].as_f64().unwrap());
+        assert!((median - 0.5 * (min + max)).abs() < 1e-9, "{row}");
+    }
+}
+
 /// An engine whose loops are compiled without optimization is fifty times slower, and slower than plain Burn operations.
 #[test]
 fn engines_are_optimized_whatever_their_caller_is() {

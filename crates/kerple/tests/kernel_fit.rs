@@ -214,6 +214,20 @@ fn parts_of_an_encoding_that_are_not_fitted_are_noted() {
 }
 
 #[test]
+fn a_plot_leaves_out_no_value() {
+    let place = Place::new();
+    for (what, message) in [
+        ("1e300*power(1e10, 2)", "is -inf at distance 1; only finite values can be plotted"),
+        ("runs/nowhere", "runs/nowhere is neither a folder nor an expression"),
+    ] {
+        let output = place.run(&["kernel", "plot", what, "--length", "8"]);
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{what}: {error}");
+        assert!(error.contains(message) && error.contains("\n\nhint: ") && error.len() < 300, "{what}: {error}");
+    }
+}
+
+#[test]
 fn options_of_a_plot_that_have_no_effect_are_refused() {
     let place = Place::new();
     for option in [&["--log"][..], &["--length", "5"]] {

@@ -186,6 +186,14 @@ fn misuse_of_a_search_is_named_with_a_hint() {
         assert!(error.contains(message) && error.contains("\n\nhint: "), "{more:?}: {error}");
         assert!(!place.path("out/search-plan.json").exists(), "{more:?} leaves no plan");
     }
+    let plan = ["kernel", "search", "--config", "run.toml", "--size", "1", "--base", "log", "--plan-only"];
+    for (lengths, is_said) in [("16,32", true), ("32", false)] {
+        let own = ["--measure", "synthetic", "--lengths", lengths, "--set", "train.steps=16", "--out", lengths];
+        let output = place.run(&[&plan[..], &own].concat());
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{lengths}: {said}");
+        assert_eq!(said.contains("note: no effect: --lengths 16; "), is_said, "{lengths}: {said}");
+    }
     // a hint that is followed works
     let shorter = ["kernel", "search", "--config", "run.toml", "--size", "1", "--base", "log", "--budget", "1"];
     place.ok(&[&shorter[..], &["--lengths", "16,64", "--set", "train.steps=16", "--plan-only", "--out", "out"]].concat());

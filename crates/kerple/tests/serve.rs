@@ -94,6 +94,10 @@ fn what_cannot_be_served_is_said_before_anything_listens() {
         (&["run", "--connections", "0"], "at least 1"),
         (&["run", "--allow-host", "gpu7.example:8000"], "without scheme and port"),
         (&["run", "--allow-host", "http://gpu7.example"], "without scheme and port"),
+        (&["run", "--allow-host", ""], "without scheme and port"),
+        (&["run", "--allow-host", "[gpu7]"], "without scheme and port"),
+        (&["run", "--served-model-name", " "], "it must be a name of one line"),
+        (&["run", "--served-model-name", "a\nb"], "it must be a name of one line"),
     ] {
         let (code, told) = refused(arguments);
         assert!(code == Some(2) && told.contains(says), "{arguments:?}: {code:?} {told}");

@@ -137,10 +137,9 @@ const HINT: &str = "give lines with a label, two ids and two texts, separated by
 /// Label and texts of a line.
 fn pair(line: &[u8]) -> std::result::Result<(u32, [&[u8]; 2]), String> {
     let line = without_line_end(line);
-    let fields: Vec<&[u8]> = line.splitn(6, |byte| *byte == b'\t').collect();
+    let fields: Vec<&[u8]> = line.splitn(5, |byte| *byte == b'\t').collect();
     let [label, _, _, first, second] = fields[..] else {
-        let count = if fields.len() > 5 { "more than 5".to_owned() } else { fields.len().to_string() };
-        return Err(format!("the line has {count} fields; expected 5"));
+        return Err(format!("the line has {} fields; expected 5", fields.len()));
     };
     let text = std::str::from_utf8(label).unwrap_or_default();
     match text.trim().parse::<f64>() {

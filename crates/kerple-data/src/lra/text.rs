@@ -100,7 +100,7 @@ fn reviews(folder: &Path, stop: &AtomicBool) -> Result<Sequences> {
         if let Some(other) = files.iter().find(|path| path.extension().is_none_or(|end| end != "txt")) {
             return Err(Error::damaged(
                 other,
-                "it is no .txt file, as reviews are",
+                "it is not a .txt file, as reviews are",
                 "move it out of the folder, or decompress it",
             ));
         }

@@ -29,7 +29,11 @@ pub(super) fn read(path: &Path, options: &ReadOptions) -> Result<Vec<RawCurve>> 
             "distance" => "the header has no curve after `distance`".to_owned(),
             _ => format!("the header begins with `{found}`"),
         };
-        return Err(refused(path, what, "begin it with `distance`, then a name for each curve"));
+        let hint = match header.contains([';', '\t']) && columns == 0 {
+            true => "separate cells by commas, write decimals with a point, and begin with `distance`",
+            false => "begin it with `distance`, then a name for each curve",
+        };
+        return Err(refused(path, what, hint));
     }
     if let Some(number) = names.iter().position(String::is_empty) {
         return Err(refused(path, format!("column {} has no name", number + 1), "give each curve a name"));
@@ -37,14 +41,19 @@ pub(super) fn read(path: &Path, options: &ReadOptions) -> Result<Vec<RawCurve>> 
     let mut distances = Vec::new();
     let mut values: Vec<Vec<Option<f64>>> = vec![Vec::new(); names.len() - 1];
     for record in reader.records() {
-        let record =
-            record.map_err(|error| damaged(error.position().map_or(0, csv::Position::line), error.to_string()))?;
+        let record = record.map_err(|error| {
+            cells(path, &error, names.len())
+                .unwrap_or_else(|| damaged(error.position().map_or(0, csv::Position::line), error.to_string()))
+        })?;
         let line = record.position().map_or(0, csv::Position::line);
         let number = |column: usize| {
             let cell = &record[column];
             let read = cell.parse::<f64>();
             read.map_err(|_| damaged(line, format!("`{}` of `{}` is not a number", short(cell), short(&names[column]))))
         };
+        if record[0].is_empty() {
+            return Err(refused(path, format!("line {line} has no distance"), "give a distance, or remove the line"));
+        }
         distances.push(number(0)?);
         for (column, values) in values.iter_mut().enumerate() {
             let is_empty = record[column + 1].is_empty();
@@ -77,6 +86,17 @@ pub(super) fn read(path: &Path, options: &ReadOptions) -> Result<Vec<RawCurve>> 
         place: None,
     };
     Ok(columns.into_iter().map(curve).collect())
+}
+
+/// A line that has more or fewer cells than the header.
+fn cells(path: &Path, error: &csv::Error, columns: usize) -> Option<kerple_run::Error> {
+    let csv::ErrorKind::UnequalLengths { pos, len, .. } = error.kind() else { return None };
+    let line = pos.as_ref().map_or(0, csv::Position::line);
+    let hint = match *len as usize > columns {
+        true => "write decimals with a point, and one value for each name of the header",
+        false => "give a value for each name of the header; a cell may be empty, but not its comma",
+    };
+    Some(refused(path, format!("line {line} has {len} cells, and the header {columns}"), hint))
 }
 
 /// What is wrong with the quotes of a text, and on which line.

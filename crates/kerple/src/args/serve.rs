@@ -2,6 +2,7 @@
 
 use super::groups::{Hardware, count};
 use clap::Args;
+use std::net::Ipv6Addr;
 use std::path::PathBuf;
 
 #[derive(Debug, Args)]
@@ -16,7 +17,7 @@ pub struct ServeArgs {
     #[arg(long, default_value_t = 8000)]
     pub port: u16,
     /// Model name for clients; by default the name of the run folder.
-    #[arg(long)]
+    #[arg(long, value_parser = model_name)]
     pub served_model_name: Option<String>,
     /// Maximum number of tokens of a prompt with its completion. By default 32 training lengths and
     /// at least 4096, limited to what the encoding supports.
@@ -65,10 +66,19 @@ fn queue(text: &str) -> Result<usize, String> {
     }
 }
 
+/// A name that clients can give.
+fn model_name(text: &str) -> Result<String, String> {
+    match text.trim().is_empty() || text.chars().any(char::is_control) {
+        true => Err("it must be a name of one line, such as my-model".to_owned()),
+        false => Ok(text.to_owned()),
+    }
+}
+
 /// A name as requests have it, where nothing else could ever be allowed.
 fn host_name(text: &str) -> Result<String, String> {
     let is_name = text.chars().all(|letter| letter.is_ascii_alphanumeric() || "-._".contains(letter));
-    match is_name || (text.starts_with('[') && text.ends_with(']')) {
+    let address = text.strip_prefix('[').and_then(|text| text.strip_suffix(']'));
+    match (is_name && !text.is_empty()) || address.is_some_and(|text| text.parse::<Ipv6Addr>().is_ok()) {
         true => Ok(text.to_owned()),
         false => Err("it must be the name of a host, such as gpu7.example, without scheme and port".to_owned()),
     }

@@ -59,6 +59,12 @@ pub fn run(args: &KernelArgs) -> CommandResult {
                     "give run folders only, or expressions only",
                 ));
             }
+            if let Some(missing) = what.iter().find(|what| what.contains('/') && !is_run(what)) {
+                return Err(CommandError::misuse(
+                    format!("{missing} is neither a folder nor an expression"),
+                    "give the folder of a run, or an expression such as 'log(1, 1)'",
+                ));
+            }
             let plot = match what.iter().all(|what| Path::new(what).is_dir()) {
                 true if *effective_lengths => reach_of_runs(what)?,
                 true => kernels_of_runs(what, *length, *log)?,
@@ -116,7 +122,25 @@ fn newest(run: &str) -> Result<KernelSnapshot, CommandError> {
 
 fn kernels(expressions: &[&str], length: usize, log: bool) -> Result<Plot, CommandError> {
     let curves = report::curves(expressions, length, log).map_err(|error| named("length", error))?;
+    for curve in &curves {
+        // a picture would leave it out
+        if let Some((d, value)) = curve.points.iter().find(|(_, value)| !value.is_finite()) {
+            return Err(CommandError::misuse(
+                format!("{} is {value} at distance {d}; only finite values can be plotted", short(&curve.name)),
+                "use smaller parameters, or a smaller --length",
+            ));
+        }
+    }
     Ok(over_distances("kernels", "value", log, curves.into_iter().map(|curve| (curve.name, curve.points))))
+}
+
+/// An expression in a message: numbers may have hundreds of digits.
+fn short(expression: &str) -> String {
+    const MOST: usize = 60;
+    match expression.char_indices().nth(MOST) {
+        Some((end, _)) => format!("`{}..`", &expression[..end]),
+        None => format!("`{expression}`"),
+    }
 }
 
 fn kernels_of_runs(runs: &[String], length: usize, log: bool) -> Result<Plot, CommandError> {

@@ -112,6 +112,13 @@ fn synthetic(args: &SearchArgs, config: &RunConfig) -> CommandResult {
     }
     let lengths = lengths(args, config);
     let length = lengths.iter().copied().max().unwrap_or(0);
+    if lengths.len() > 1 && !args.lengths.is_empty() {
+        let shorter: Vec<String> = lengths.iter().filter(|of| **of < length).map(usize::to_string).collect();
+        remarkln!(
+            "note: no effect: --lengths {}; a search without training compares kernels up to the longest, {length}",
+            shorter.join(",")
+        );
+    }
     let noise = args.noise.unwrap_or(NOISE);
     let mut measured = SyntheticMeasure::new(args.truth.as_deref(), noise, length, args.unproven)?;
     let measure = SearchMeasure::Synthetic { truth: args.truth.clone(), noise, length };
