@@ -69,6 +69,11 @@ impl QuoteScanner {
         stray
     }
 
+    /// Bytes taken so far.
+    pub(crate) fn bytes_read(&self) -> u64 {
+        self.at
+    }
+
     /// The line on which the field begins whose quote is not closed yet.
     pub fn open_since(&self) -> Option<u64> {
         (self.state == QuoteState::Quoted).then_some(self.opened)

@@ -164,7 +164,7 @@ impl Error {
     /// A line, counted from 1, that is not a record.
     pub(crate) fn damaged_line(path: &Path, (line, text): (usize, &[u8]), reason: &serde_json::Error) -> Error {
         let usual = format!("only the last line may be incomplete; repair or delete line {line}, or leave out the run");
-        let hint = crate::files::hint_of_json(text, reason).map_or(usual, str::to_owned);
+        let hint = crate::json_mistake::hint(text, reason).map_or(usual, str::to_owned);
         // the reason counts lines within this one
         let said = reason.to_string();
         let said = match said.rsplit_once(" at line 1 ") {

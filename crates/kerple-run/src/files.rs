@@ -35,20 +35,6 @@ pub fn hint(answer: &io::Error) -> &'static str {
     }
 }
 
-/// A hint for text that is not JSON for a reason that other programs have: how they encode text, and how they write numbers
-/// that JSON does not have.
-pub(crate) fn hint_of_json(text: &[u8], reason: &serde_json::Error) -> Option<&'static str> {
-    const MARKS: [&[u8]; 3] = [b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff"];
-    if MARKS.iter().any(|mark| text.starts_with(mark)) {
-        return Some("save the file as text in UTF-8, without a byte order mark");
-    }
-    let line = text.split(|byte| *byte == b'\n').nth(reason.line().saturating_sub(1))?;
-    // the column is that of the first character, counted from 1, or of the one after a sign
-    let at = line.get(reason.column().saturating_sub(1)..)?;
-    let is_number = reason.is_syntax() && [&b"NaN"[..], b"Infinity", b"inf"].iter().any(|name| at.starts_with(name));
-    is_number.then_some(r#"JSON has no NaN and no infinity; write "NaN", "inf" or "-inf", in quotes"#)
-}
-
 /// The metadata of a path; `None` where nothing exists.
 ///
 /// # Errors
@@ -263,6 +249,12 @@ fn target(path: &Path) -> io::Result<(PathBuf, Option<Metadata>)> {
         return Err(io::Error::new(ErrorKind::InvalidInput, "the path is an open stream, not a regular file"));
     }
     Ok((fs::canonicalize(path)?, Some(about)))
+}
+
+/// At most so many of some names, and how many more there are.
+pub fn first_of(names: &[String], most: usize, separator: &str) -> String {
+    let more = if names.len() > most { format!(" and {} more", names.len() - most) } else { String::new() };
+    names[..names.len().min(most)].join(separator) + &more
 }
 
 /// A message with control characters escaped: the content of a file must not control a terminal.

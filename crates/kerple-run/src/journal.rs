@@ -168,7 +168,7 @@ pub(crate) fn parse_json<T: DeserializeOwned>(path: &Path, text: &[u8]) -> Resul
     refuse_keys(path, text)?;
     serde_json::from_slice(text).map_err(|error| {
         let usual = "it was cut or edited; restore it from a copy, or leave its folder out";
-        let hint = crate::files::hint_of_json(text, &error).unwrap_or(usual);
+        let hint = crate::json_mistake::hint(text, &error).unwrap_or(usual);
         Error::damaged(path, format!("not what kerple writes: {error}"), hint)
     })
 }

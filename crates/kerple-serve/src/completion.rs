@@ -122,12 +122,7 @@ impl Completion {
             ignore_eos: ends_anyway,
             token_ids: completion.by_id && completion.logprobs.is_none(),
             empty_stop: has_empty_stop,
-            special_stops: shared
-                .tokenizer
-                .special_tokens()
-                .into_iter()
-                .filter(|(name, _)| completion.stops.contains(name))
-                .collect(),
+            special_stops: shared.names.special_among(&completion.stops),
         };
         completion.notes = notes::without_effect(&asked, completion.count, &completion.draw, unused);
         Ok(completion)

@@ -53,6 +53,14 @@ impl TokenNames {
         &self.names[token as usize]
     }
 
+    /// Names and ids of special tokens that are among these texts, by id.
+    pub(crate) fn special_among(&self, texts: &[String]) -> Vec<(String, u32)> {
+        let found = self.special.iter().filter(|(_, name)| texts.contains(name));
+        let mut found: Vec<(String, u32)> = found.map(|(id, name)| (name.clone(), *id)).collect();
+        found.sort_by_key(|(_, id)| *id);
+        found
+    }
+
     /// Most bytes of text that a token stands for.
     pub(crate) fn longest(&self) -> usize {
         self.longest

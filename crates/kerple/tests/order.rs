@@ -12,7 +12,7 @@ const ORDERS: [(&str, &str); 13] = [
     ),
     (
         "kerple-run",
-        "files error number length init_from session probe documents stop_rule check key_tokens old_names unique_keys journal plan",
+        "files json_mistake error number length init_from session probe documents stop_rule check key_tokens old_names unique_keys journal plan",
     ),
     (
         "kerple-data",

@@ -2,7 +2,7 @@
 
 use super::short::{listed, short};
 use kerple_lm::{Error, Result, plan};
-use kerple_run::unique_keys;
+use kerple_run::{JsonMistake, json_mistake, unique_keys};
 use serde_json::{Map, Value};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -76,18 +76,12 @@ pub fn parse(path: &Path, text: &str) -> Result<Value> {
 
 /// What to do about text that is not JSON.
 fn hint_of_syntax(text: &str, error: &serde_json::Error) -> &'static str {
-    let line = text.lines().nth(error.line().saturating_sub(1)).unwrap_or_default();
-    // the column is that of the first byte that does not fit, or of the one after it
-    let is_number = |at: usize| {
-        let rest = line.get(at..).unwrap_or_default().trim_start_matches('-');
-        rest.starts_with("NaN") || rest.starts_with("Infinity")
-    };
-    if text.starts_with('\u{feff}') {
-        "remove the byte order mark from the beginning of the file"
-    } else if (0..3).any(|back| error.column().checked_sub(back).is_some_and(is_number)) {
-        "write a finite number or null, or remove the key: JSON has no NaN and no Infinity"
-    } else {
-        "copy the file again"
+    match json_mistake(text.as_bytes(), error) {
+        Some(JsonMistake::ByteOrderMark) => "remove the byte order mark from the beginning of the file",
+        Some(JsonMistake::NotFinite) => {
+            "write a finite number or null, or remove the key: JSON has no NaN and no Infinity"
+        }
+        None => "copy the file again",
     }
 }
 

@@ -36,8 +36,7 @@ fn documents_up_to(
 ) -> Result<impl Iterator<Item = Result<SourceDocument>> + use<>> {
     let (cut, stray) = (Rc::new(Cell::new(false)), Rc::<RefCell<VecDeque<StrayText>>>::default());
     let (quotes, begun) = (QuoteScanner::new(delimiter), Rc::new(Cell::new(0)));
-    let input =
-        QuoteTracker { input, quotes, cut: cut.clone(), stray: stray.clone(), at: 0, begun: begun.clone(), longest };
+    let input = QuoteTracker { input, quotes, cut: cut.clone(), stray: stray.clone(), begun: begun.clone(), longest };
     let mut reader = csv::ReaderBuilder::new().delimiter(delimiter).from_reader(input);
     let names = reader.headers().map_err(|error| failure(path, String::new(), error))?.clone();
     if cut.get() {
@@ -101,8 +100,7 @@ struct QuoteTracker {
     quotes: QuoteScanner,
     cut: Rc<Cell<bool>>,
     stray: Rc<RefCell<VecDeque<StrayText>>>,
-    /// Bytes read so far, and where the row begins that is being read.
-    at: u64,
+    /// Where the row begins that is being read, in bytes.
     begun: Rc<Cell<u64>>,
     longest: u64,
 }
@@ -125,12 +123,11 @@ fn take_before(stray: &RefCell<VecDeque<StrayText>>, end: u64) -> Option<StrayTe
 
 impl Read for QuoteTracker {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        if self.at.saturating_sub(self.begun.get()) > self.longest {
+        if self.quotes.bytes_read().saturating_sub(self.begun.get()) > self.longest {
             let message = format!("the row is longer than {} bytes", self.longest);
             return Err(std::io::Error::new(std::io::ErrorKind::FileTooLarge, message));
         }
         let count = self.input.read(buffer)?;
-        self.at += count as u64;
         self.stray.borrow_mut().extend(buffer[..count].iter().filter_map(|byte| self.quotes.step(*byte)));
         if count == 0 && !buffer.is_empty() && self.quotes.open_since().is_some() {
             self.cut.set(true);

@@ -12,6 +12,7 @@
 use super::{SourceFile, SourceFormat};
 use crate::error::{Error, Result};
 use crate::split::Split;
+use kerple_run::files::first_of;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path};
 
@@ -114,7 +115,7 @@ impl SplitNames {
             format!(
                 "names with eval, evaluation or testing may mean validation or test, so their documents are \
                  distributed by shares, training among them: {}; rename them to valid or test",
-                shown(&self.unclear)
+                first_of(&self.unclear, SHOWN, ", ")
             )
         })
     }
@@ -127,16 +128,10 @@ impl SplitNames {
             "no sibling differs in that word alone (docs/texts.md has the rule)"
         };
         let unused = &self.unused;
-        (!unused.is_empty())
-            .then(|| format!("names that look like splits are ignored, because {why}: {}", shown(unused)))
+        (!unused.is_empty()).then(|| {
+            format!("names that look like splits are ignored, because {why}: {}", first_of(unused, SHOWN, ", "))
+        })
     }
-}
-
-/// The first of some names, and how many more there are.
-fn shown(names: &[String]) -> String {
-    let count = names.len();
-    let more = if count > SHOWN { format!(" and {} more", count - SHOWN) } else { String::new() };
-    names[..count.min(SHOWN)].join(", ") + &more
 }
 
 /// What one path states: keys are the same for siblings that differ in the split word alone.

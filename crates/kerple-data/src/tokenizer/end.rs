@@ -8,6 +8,7 @@
 use super::hugging_face::HuggingFace;
 use crate::error::{Error, Result};
 use crate::file::{is_file, read_text};
+use kerple_run::files::{first_of, printable};
 use serde_json::Value;
 use std::path::Path;
 
@@ -144,7 +145,6 @@ fn rank(inner: &HuggingFace, id: u32) -> (bool, usize) {
 
 /// Tokens that the files next to a `tokenizer.json` add to it in transformers, and that it does not have.
 pub(super) fn unread_tokens(inner: &HuggingFace, path: &Path) -> Result<Option<String>> {
-    const SHOWN: usize = 8;
     let read = |name: &str| -> Result<Value> {
         let beside = path.with_file_name(name);
         let there = beside != path && is_file(&beside)?;
@@ -160,15 +160,14 @@ pub(super) fn unread_tokens(inner: &HuggingFace, path: &Path) -> Result<Option<S
     let missing: Vec<String> = newer
         .chain(older)
         .filter(|name| inner.token(name).is_none())
-        .map(|name| format!("`{}`", kerple_run::files::printable(name)))
+        .map(|name| format!("`{}`", printable(name)))
         .collect();
-    let more = if missing.len() > SHOWN { format!(" and {} more", missing.len() - SHOWN) } else { String::new() };
     Ok((!missing.is_empty()).then(|| {
         format!(
-            "the files next to {} add tokens that it does not have and that are text here: {}{more}; `kerple import` of \
+            "the files next to {} add tokens that it does not have and that are text here: {}; `kerple import` of \
              their folder writes a tokenizer.json with them",
             path.display(),
-            missing[..missing.len().min(SHOWN)].join(" ")
+            first_of(&missing, 8, " ")
         )
     }))
 }

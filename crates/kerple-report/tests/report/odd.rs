@@ -39,7 +39,7 @@ fn the_headline_counts_who_is_compared_at_its_length() {
         "alibi is not there: {}",
         headline(&root)
     );
-    // one encoding alone at the longest length is no comparison, but others are
+    // the longest length has one encoding alone, so the length before it is compared
     add(&root, "kerple_log", 1, &evaluation("kerple_log", 1, 256, 19.0));
     assert!(headline(&root).starts_with(at), "{}", headline(&root));
     // another seed of one of them
