@@ -13,7 +13,7 @@ use kerple_core::attention::{Strides, View, ViewMut};
 use kerple_core::calculus::exponentials::{Amplitude, ErrorBudget, SumTolerance};
 use kerple_core::encoding::{Encoding, EncodingDecay, Geometry, Method};
 use kerple_core::features::{Favor, FavorFeatures, FeatureMap, omega};
-use kerple_core::forms::DrawnCode;
+use kerple_core::forms::{CodeForm, CodeKind, DrawnCode};
 use kerple_core::seed::{Purpose, stream_at};
 
 /// Longest sequence that the reference and the transforms are timed at.
@@ -45,6 +45,8 @@ struct LinearAttentionCall {
     dims: LinearAttentionDims,
     inputs: [Vec<f32>; 4],
     code: Option<DrawnCode<f32>>,
+    /// Rows of the matrix that the code multiplies, for all features of a head.
+    code_rows: usize,
     favor: Favor<f32>,
     fading: Option<EncodingDecay>,
     /// The kernel at every distance, for the transforms.
@@ -62,7 +64,9 @@ impl LinearAttentionCall {
         let encoding = Encoding::from(Method::named(bias).expect("a bias of this list is a method"));
         let stored = encoding.initial(&geometry, 0);
         let noise_of = |place| stream_at(0, Purpose::Noise, [0, place]);
-        let code = encoding.code(&geometry).map(|code| code.drawn(&stored, [noise_of(1), noise_of(2)]));
+        let form = encoding.code(&geometry);
+        let code_rows = form.as_ref().map_or(0, code_rows);
+        let code = form.map(|form| form.drawn(&stored, [noise_of(1), noise_of(2)]));
         let width = code.as_ref().map_or(head_dim, |code: &DrawnCode<f32>| code.map().widths()[1]);
         let sizes = [width, FEATURES / 2];
         let omega = omega::orthogonal(sizes, omega::ColumnNorms::OfRows, &mut noise_of(3));
@@ -83,6 +87,7 @@ impl LinearAttentionCall {
             d_parameters: vec![0.0; heads * parameters],
             d_tables: tables.map(|len| vec![0.0; len]),
             code,
+            code_rows,
             fading,
         }
     }
@@ -92,6 +97,7 @@ impl LinearAttentionCall {
             dims,
             inputs,
             code,
+            code_rows: _,
             favor,
             fading,
             kernel,
@@ -144,6 +150,14 @@ impl LinearAttentionCall {
     }
 }
 
+/// Two a wave and one for the gate, for each feature.
+fn code_rows(code: &CodeForm) -> usize {
+    match &code.kind {
+        CodeKind::Sine(shape) => shape.head_dim * (2 * shape.waves + usize::from(code.gating.is_some())),
+        CodeKind::Conv(_) => unreachable!("not among the biases that are timed"),
+    }
+}
+
 /// Fails unless chunks equal the reference, and transforms a sum of exponentials up to its tolerance.
 fn check(sizes: TimedSizes) -> CommandResult {
     let length = 321;
@@ -169,9 +183,8 @@ fn flops(task: &LinearAttentionCall, backward: bool) -> f64 {
     let LinearAttentionDims { batch, heads, len, head_dim, value_dim } = task.dims;
     let (shapes, chunks) = task.fading.as_ref().map_or((1, 1), |fading| (fading.terms.min(7), 3));
     let width = task.code.as_ref().map_or(head_dim, |code| code.map().widths()[1]);
-    // rows of the code's matrix: two a wave and one for the gate, for each feature
-    let code = task.code.as_ref().map_or(0, |code| 2 * (code.map().parameters() / width));
-    let features = 2 * width * FEATURES / 2 + code * width;
+    // of queries and of keys
+    let features = 2 * (width * FEATURES / 2 + task.code_rows * width);
     let sums = 2 * shapes * FEATURES * (value_dim + 1);
     let met = chunks * linear::CHUNK / 2 * (FEATURES + value_dim);
     let forward = 2.0 * (batch * heads * len) as f64 * (features + sums + met) as f64;

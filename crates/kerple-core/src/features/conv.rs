@@ -303,6 +303,10 @@ impl<T: Number> FeatureMap<T> for ConvCode<T> {
 }
 
 impl<T: Number> CodeFeatureMap<T> for ConvCode<T> {
+    fn pays(&self, _: usize) -> bool {
+        true
+    }
+
     fn stretch(&self, place: RowRange) -> Box<dyn CodeStretch<T> + '_> {
         let (head_dim, width) = (self.shape.head_dim, padded(self.shape.realisations));
         let reach = self.shape.reach(place.first, place.rows);

@@ -17,18 +17,33 @@
 //! that in a phase is the sum over `t`, which needs no more than the gradient in `W`, and that in a frequency the sum of
 //! `t d_angle[t]`, for which cosines and sines are there once more, times `t`. Angles are made in f64 at any position.
 //!
+//! Many sequences share a code, see [`contract`](super::contract). For few of them rows are mapped without it: with `x` a row, `g` the gradient in
+//! its image and `c_k`, `s_k` cosines and sines of wave k,
+//!
+//! ```text
+//! y = sum_k (x c_k) W[cos_k] + (x s_k) W[sin_k]                  d_x = sum_k c_k (W[cos_k] g) + s_k (W[sin_k] g)
+//! ```
+//!
+//! which is one product a wave, forward and backward, and the gradient in what is learned follows from `W g` feature by feature.
+//!
 //! That sum is as far off its mean as positions are large, though a kernel of distance does not know where they begin. But
 //! noise is as likely after all angles of queries and keys were turned by the same amount, so the mean of the sum of `d_angle`
 //! over both is 0, and `(t - c) d_angle[t]` has the same mean for every `c`, see [`SineCode::counted_from`].
 
 use super::code::{self, CodeGate, scale, sigmoid, softplus};
-use super::contract::{self, CodeFeatureMap, CodeStretch, TILE};
-use super::{FeatureMap, FeatureMapGradients, FeatureMapSaved, Normals, RowKind, RowProduct, RowRange, padded};
+use super::contract::{CodeFeatureMap, CodeStretch, TILE};
+use super::{
+    FeatureMap, FeatureMapGradients, FeatureMapSaved, MOST_ROWS, Normals, RowKind, RowProduct, RowRange, padded,
+};
 use crate::Number;
 use crate::cpu::{reduce, vectorized};
 use crate::tiles::microkernel::StoreMode;
 use crate::tiles::workers::for_each_task;
 use std::f64::consts::TAU;
+use std::sync::OnceLock;
+
+/// Most sequences whose rows cost less one after another than with a code that they share.
+const FEW_SEQUENCES: usize = 2;
 
 /// Sizes of a SineSPE code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -84,11 +99,21 @@ pub struct SineCode<T> {
     theta: Vec<f64>,
     /// `[H, D, P, padded(R)]`: rows of cosines, of sines, of the gate.
     w: Vec<T>,
+    /// The same by wave, for rows without a code; made when it is first needed.
+    by_wave: OnceLock<WaveNoise<T>>,
     /// Cosines and sines of `2 pi f t` for `t` up to [`TILE`], `[H, TILE + 1, 2, K D]`.
     turns: Vec<f64>,
     /// Position that the gradient in frequencies is counted from.
     origin: f64,
     identity: u64,
+}
+
+/// `W` of cosines and of sines of one wave after another, `[H, K, 2 padded(D), padded(R)]`, in each head followed by that of the
+/// gate, `[padded(D), padded(R)]`; and its transpose, wave by wave.
+#[derive(Clone, Debug)]
+struct WaveNoise<T> {
+    rows: Vec<T>,
+    columns: Vec<T>,
 }
 
 impl<T: Number> SineCode<T> {
@@ -105,7 +130,8 @@ impl<T: Number> SineCode<T> {
         let f: Vec<f64> = freqs.iter().map(|x| 0.5 * sigmoid(*x)).collect();
         let identity = code::identity(&shape, &[freqs, offsets, gains], noise, gate);
         let (theta, gated) = (offsets.to_vec(), gate.is_some());
-        let mut sine = SineCode { shape, gated, theta, w: vec![], turns: vec![], origin: 0.0, f, identity };
+        let (by_wave, turns) = (OnceLock::new(), Vec::new());
+        let mut sine = SineCode { shape, gated, theta, w: vec![], by_wave, turns, origin: 0.0, f, identity };
         let (width, unit) = (padded(realisations), scale(realisations, head_dim));
         sine.w = vec![T::ZERO; heads * head_dim * sine.rows() * width];
         let fill = |hd: usize, w: &mut [T]| {
@@ -154,9 +180,7 @@ impl<T: Number> SineCode<T> {
             let mut powers = [(1.0, 0.0); TILE + 1];
             for t in 1..=TILE {
                 // few steps to each, so that rounding does not add up
-                let ((c, s), (other_c, other_s)) = (powers[t / 2], powers[t - 1 - t / 2]);
-                let (c, s) = (c * other_c - s * other_s, s * other_c + c * other_s);
-                powers[t] = (c * cos - s * sin, s * cos + c * sin);
+                powers[t] = sum_of_angles(sum_of_angles(powers[t / 2], powers[t - 1 - t / 2]), (cos, sin));
             }
             for (t, (c, s)) in powers.into_iter().enumerate() {
                 let to = (head * (TILE + 1) + t) * 2 * per_head + k * head_dim + d;
@@ -166,10 +190,92 @@ impl<T: Number> SineCode<T> {
         turns
     }
 
+    /// Cosines and sines of a head's waves at the first position of a place, `[2, K D]`.
+    fn angles(&self, place: RowRange) -> Vec<f64> {
+        let (SineShape { head_dim, waves, .. }, per_head) = (self.shape, self.per_head());
+        let mut angles = vec![0.0; 2 * per_head];
+        for at in 0..per_head {
+            let wave = place.head * per_head + at % head_dim * waves + at / head_dim;
+            let phase = if place.side == RowKind::Query { self.theta[wave] } else { 0.0 };
+            let (sin, cos) = (TAU * (self.f[wave] * place.first as f64).fract() + phase).sin_cos();
+            (angles[at], angles[per_head + at]) = (cos, sin);
+        }
+        angles
+    }
+
+    /// What `angles` turn by in `t` positions, up to [`TILE`], `[2, K D]`.
+    fn turn(&self, head: usize, t: usize) -> &[f64] {
+        let size = 2 * self.per_head();
+        &self.turns[(head * (TILE + 1) + t) * size..][..size]
+    }
+
+    /// Noise of a wave of a head, or of the gate after the last: its rows and their transpose.
+    fn noise(&self, head: usize, wave: usize) -> [&[T]; 2] {
+        let SineShape { head_dim, waves, realisations, .. } = self.shape;
+        let size = padded(head_dim) * padded(realisations);
+        let at = (head * self.rows() + 2 * wave) * size;
+        let WaveNoise { rows, columns } = self.by_wave.get_or_init(|| self.sorted_by_wave());
+        [rows, columns].map(|all| &all[at..][..if wave < waves { 2 * size } else { size }])
+    }
+
+    fn sorted_by_wave(&self) -> WaveNoise<T> {
+        let SineShape { heads, head_dim, waves, realisations } = self.shape;
+        let (wide, width) = (padded(head_dim), padded(realisations));
+        let [mut rows, mut columns] = [(); 2].map(|()| vec![T::ZERO; heads * self.rows() * wide * width]);
+        for (at, w) in self.w.chunks_exact(width.max(1)).enumerate() {
+            let (hd, row) = (at / self.rows(), at % self.rows());
+            let (head, d) = (hd / head_dim, hd % head_dim);
+            let [wave, part, parts] = if row < 2 * waves { [row % waves, row / waves, 2] } else { [waves, 0, 1] };
+            let first = (head * self.rows() + 2 * wave) * wide * width;
+            rows[first + (part * wide + d) * width..][..width].copy_from_slice(w);
+            for (r, value) in w.iter().enumerate() {
+                columns[first + (r * parts + part) * wide + d] = *value;
+            }
+        }
+        WaveNoise { rows, columns }
+    }
+
+    /// Cosines and sines of one wave, `[D]` each, of those of all.
+    fn of_wave<'a>(&self, all: &'a [f64], wave: usize) -> [&'a [f64]; 2] {
+        let head_dim = self.shape.head_dim;
+        [0, self.per_head()].map(|part| &all[part + wave * head_dim..][..head_dim])
+    }
+
+    /// Calls `f` with each row of a place, the angles of a wave at the first row of its tile, and what they turn by up to it,
+    /// cosines and sines of the head's features each.
+    fn each_row(&self, place: RowRange, wave: usize, angles: &mut [f64], mut f: impl FnMut(usize, [[&[f64]; 2]; 2])) {
+        let (head_dim, per_head) = (self.shape.head_dim, self.per_head());
+        for first in (0..place.rows).step_by(TILE) {
+            let rows = TILE.min(place.rows - first);
+            for t in 0..rows {
+                f(first + t, [&*angles, self.turn(place.head, t)].map(|all| self.of_wave(all, wave)));
+            }
+            let turn = self.turn(place.head, rows);
+            for at in wave * head_dim..(wave + 1) * head_dim {
+                (angles[at], angles[per_head + at]) =
+                    sum_of_angles((angles[at], angles[per_head + at]), (turn[at], turn[per_head + at]));
+            }
+        }
+    }
+
     /// Rows of `W` of a feature, `[P, padded(R)]`.
     fn w(&self, hd: usize) -> &[T] {
         let size = self.rows() * padded(self.shape.realisations);
         &self.w[hd * size..][..size]
+    }
+
+    /// Adds the gradient in a frequency and, of queries, in a phase: of that in angles the sum and the sum times positions after
+    /// the first, which is counted from the origin.
+    fn add_turned(&self, place: RowRange, first: f64, [once, by_t]: [T; 2], [to_f, to_theta]: [&mut T; 2]) {
+        *to_f += T::from_f64(TAU * (first * once.to_f64() + by_t.to_f64()));
+        if place.side == RowKind::Query {
+            *to_theta += once;
+        }
+    }
+
+    /// Numbers of a feature in the gradient: in the logarithm of each wave's factor, and of the gate's.
+    fn factors(&self) -> usize {
+        self.shape.waves + usize::from(self.gated)
     }
 
     /// The gradient in what the code learns, given that in its parameters as engines sum it, `[H, P]`.
@@ -177,37 +283,32 @@ impl<T: Number> SineCode<T> {
     /// # Panics
     /// If it has another size.
     pub fn gradient(&self, waves: Waves, gate: Option<&CodeGate>, d: &[T]) -> SineGradient {
-        let SineShape { heads, head_dim, waves: count, realisations } = self.shape;
-        let (width, per_head) = (padded(realisations), FeatureMap::<T>::parameters(self));
+        let SineShape { heads, head_dim, waves: count, .. } = self.shape;
+        let per_head = FeatureMap::<T>::parameters(self);
         crate::check_shape!(d, H = heads, P = per_head);
         let zeros = || vec![0.0; heads * head_dim * count];
         let gates = if gate.is_some() { heads * head_dim } else { 0 };
         let mut found = SineGradient { freqs: zeros(), offsets: zeros(), gains: zeros(), gate: vec![0.0; gates] };
         for (head, d) in d.chunks_exact(per_head).enumerate() {
-            let (d_w, d_angles) = d.split_at(head_dim * self.rows() * width);
+            let (d_factors, d_angles) = d.split_at(head_dim * self.factors());
             let (d_f, d_theta) = d_angles.split_at(head_dim * count);
-            // the derivative in the logarithm of a row's factor
-            let along = |feature: usize, row: usize| -> f64 {
-                let w = &self.w(head * head_dim + feature)[row * width..][..realisations];
-                let d = &d_w[(feature * self.rows() + row) * width..];
-                d.iter().zip(w).map(|(d, w)| d.to_f64() * w.to_f64()).sum()
-            };
+            let factor = |feature: usize, at: usize| d_factors[feature * self.factors() + at].to_f64();
             for at in 0..head_dim * count {
                 let to = head * head_dim * count + at;
                 let (f, gain) = (sigmoid(waves.freqs[to]), waves.gains[to]);
-                let both = along(at / count, at % count) + along(at / count, count + at % count);
+                let d_factor = factor(at / count, at % count);
                 found.freqs[to] = d_f[at].to_f64() * 0.5 * f * (1.0 - f);
                 found.offsets[to] = d_theta[at].to_f64();
-                found.gains[to] = both * sigmoid(gain) / softplus(gain);
+                found.gains[to] = d_factor * sigmoid(gain) / softplus(gain);
                 if let Some(gate) = gate {
                     let hd = head * head_dim + at / count;
-                    found.gate[hd] += 0.5 * both * gate.gating.shares(gate.values[hd])[0].1;
+                    found.gate[hd] += 0.5 * d_factor * gate.gating.shares(gate.values[hd])[0].1;
                 }
             }
             if let Some(gate) = gate {
                 for feature in 0..head_dim {
                     let hd = head * head_dim + feature;
-                    found.gate[hd] += 0.5 * along(feature, 2 * count) * gate.gating.shares(gate.values[hd])[1].1;
+                    found.gate[hd] += 0.5 * factor(feature, count) * gate.gating.shares(gate.values[hd])[1].1;
                 }
             }
         }
@@ -233,25 +334,94 @@ impl<T: Number> FeatureMap<T> for SineCode<T> {
         [self.shape.head_dim, self.shape.realisations]
     }
 
-    /// The gradient in `W`, in `f` and in `theta`.
+    /// The gradient in the logarithms of factors, `[D, K]` or with a gate `[D, K + 1]`, in `f` and in `theta`, `[D, K]` each.
     fn parameters(&self) -> usize {
-        self.shape.head_dim * self.rows() * padded(self.shape.realisations) + 2 * self.per_head()
+        self.shape.head_dim * self.factors() + 2 * self.per_head()
     }
 
+    /// Rows of one wave, and what is summed over them.
     fn room(&self) -> usize {
-        0
+        MOST_ROWS * 2 * padded(self.shape.head_dim) + 3 * self.shape.head_dim
     }
 
     fn identity(&self) -> u64 {
         self.identity
     }
 
-    fn forward(&self, place: RowRange, x: &[T], y: &mut [T], _: &mut [T]) {
-        contract::rows(self, place, x, y);
+    fn forward(&self, place: RowRange, x: &[T], y: &mut [T], room: &mut [T]) {
+        let SineShape { head_dim, waves, realisations, .. } = self.shape;
+        let (wide, width) = (padded(head_dim), padded(realisations));
+        let (mut angles, room) = (self.angles(place), &mut room[..place.rows * 2 * wide]);
+        y.fill(T::ZERO);
+        room.fill(T::ZERO);
+        for wave in 0..waves {
+            self.each_row(place, wave, &mut angles, |t, [now, turn]| {
+                let (cos, sin) = room[t * 2 * wide..][..2 * wide].split_at_mut(wide);
+                waved(now, turn, &x[t * wide..][..head_dim], [&mut cos[..head_dim], &mut sin[..head_dim]]);
+            });
+            let [noise, _] = self.noise(place.head, wave);
+            let product =
+                RowProduct { sizes: [place.rows, 2 * wide, width], a: (room, [2 * wide, 1]), b: (noise, width) };
+            product.to(y, width, StoreMode::Accumulate);
+        }
+        if self.gated {
+            let [noise, _] = self.noise(place.head, waves);
+            let product = RowProduct { sizes: [place.rows, wide, width], a: (x, [wide, 1]), b: (noise, width) };
+            product.to(y, width, StoreMode::Accumulate);
+        }
     }
 
-    fn backward(&self, place: RowRange, rows: FeatureMapSaved<T>, _: &mut [T], gradients: FeatureMapGradients<T>) {
-        contract::rows_backward(self, place, rows, gradients);
+    fn backward(
+        &self,
+        place: RowRange,
+        rows: FeatureMapSaved<T>,
+        room: &mut [T],
+        FeatureMapGradients { d_x, d_parameters }: FeatureMapGradients<T>,
+    ) {
+        let SineShape { head_dim, waves, realisations, .. } = self.shape;
+        let (wide, width) = (padded(head_dim), padded(realisations));
+        let (room, sums) = room.split_at_mut(MOST_ROWS * 2 * wide);
+        let (mut angles, first) = (self.angles(place), place.first as f64 - self.origin);
+        let (to_factors, to_angles) = d_parameters.split_at_mut(head_dim * self.factors());
+        let (to_f, to_theta) = to_angles.split_at_mut(self.per_head());
+        d_x.fill(T::ZERO);
+        for wave in 0..waves {
+            let [_, noise] = self.noise(place.head, wave);
+            let product =
+                RowProduct { sizes: [place.rows, width, 2 * wide], a: (rows.d_y, [width, 1]), b: (noise, 2 * wide) };
+            product.to(room, 2 * wide, StoreMode::Overwrite);
+            let sums = &mut sums[..3 * head_dim];
+            sums.fill(T::ZERO);
+            self.each_row(place, wave, &mut angles, |t, [now, turn]| {
+                let (cos, sin) = room[t * 2 * wide..][..2 * wide].split_at(wide);
+                let (x, d_x) = (&rows.x[t * wide..][..head_dim], &mut d_x[t * wide..][..head_dim]);
+                waved_backward(T::from_f64(t as f64), now, turn, x, [&cos[..head_dim], &sin[..head_dim]], d_x, sums);
+            });
+            for (d, ((factor, once), by_t)) in
+                sums[..head_dim].iter().zip(&sums[head_dim..]).zip(&sums[2 * head_dim..]).enumerate()
+            {
+                to_factors[d * self.factors() + wave] += *factor;
+                self.add_turned(
+                    place,
+                    first,
+                    [*once, *by_t],
+                    [&mut to_f[d * waves + wave], &mut to_theta[d * waves + wave]],
+                );
+            }
+        }
+        if self.gated {
+            let [_, noise] = self.noise(place.head, waves);
+            let product = RowProduct { sizes: [place.rows, width, wide], a: (rows.d_y, [width, 1]), b: (noise, wide) };
+            product.to(room, wide, StoreMode::Overwrite);
+            for ((of_row, x), d_x) in
+                room.chunks_exact(wide).zip(rows.x.chunks_exact(wide)).zip(d_x.chunks_exact_mut(wide))
+            {
+                reduce::add(d_x, of_row);
+                for (d, (of_row, x)) in of_row[..head_dim].iter().zip(x).enumerate() {
+                    to_factors[d * self.factors() + waves] += *of_row * *x;
+                }
+            }
+        }
     }
 
     fn code(&self) -> Option<&dyn CodeFeatureMap<T>> {
@@ -260,21 +430,18 @@ impl<T: Number> FeatureMap<T> for SineCode<T> {
 }
 
 impl<T: Number> CodeFeatureMap<T> for SineCode<T> {
+    fn pays(&self, sequences: usize) -> bool {
+        sequences > FEW_SEQUENCES
+    }
+
     fn stretch(&self, place: RowRange) -> Box<dyn CodeStretch<T> + '_> {
-        let (SineShape { head_dim, waves, .. }, per_head) = (self.shape, self.per_head());
-        let mut angles = vec![0.0; 2 * per_head];
-        for at in 0..per_head {
-            let wave = place.head * per_head + at % head_dim * waves + at / head_dim;
-            let phase = if place.side == RowKind::Query { self.theta[wave] } else { 0.0 };
-            let (sin, cos) = (TAU * (self.f[wave] * place.first as f64).fract() + phase).sin_cos();
-            (angles[at], angles[per_head + at]) = (cos, sin);
-        }
+        let SineShape { head_dim, waves, .. } = self.shape;
         let planes = 4 * waves + 1;
         Box::new(Waving {
             sine: self,
             place,
             done: 0,
-            angles,
+            angles: self.angles(place),
             basis: vec![T::ZERO; TILE * planes * head_dim],
             d: vec![],
         })
@@ -302,6 +469,50 @@ impl<T: Number> Waving<'_, T> {
     }
 }
 
+/// Cosine and sine of the sum of two angles, of which these are cosine and sine.
+#[inline(always)]
+fn sum_of_angles((cos, sin): (f64, f64), (c, s): (f64, f64)) -> (f64, f64) {
+    (cos * c - sin * s, sin * c + cos * s)
+}
+
+vectorized! {
+    /// A row times cosines and sines of its angles, which are the sum of two.
+    fn waved(angles: [&[f64]; 2], turn: [&[f64]; 2], x: &[T], to: [&mut [T]; 2]) {
+        let ([cos, sin], [c, s], [to_cos, to_sin], n) = (angles, turn, to, x.len());
+        let (cos, sin, c, s) = (&cos[..n], &sin[..n], &c[..n], &s[..n]);
+        let (to_cos, to_sin) = (&mut to_cos[..n], &mut to_sin[..n]);
+        for d in 0..n {
+            let (cos, sin) = sum_of_angles((cos[d], sin[d]), (c[d], s[d]));
+            (to_cos[d], to_sin[d]) = (T::from_f64(cos) * x[d], T::from_f64(sin) * x[d]);
+        }
+    }
+}
+
+vectorized! {
+    /// Adds to the gradient in a row, given that in its products with cosines and sines; and to sums over rows: of the gradient in
+    /// the logarithm of the waves' factors, in their angles, and of `t` times the latter.
+    fn waved_backward(
+        t: T, angles: [&[f64]; 2], turn: [&[f64]; 2], x: &[T], d: [&[T]; 2], d_x: &mut [T], sums: &mut [T],
+    ) {
+        let ([cos, sin], [c, s], [d_cos, d_sin], n) = (angles, turn, d, x.len());
+        let (cos, sin, c, s) = (&cos[..n], &sin[..n], &c[..n], &s[..n]);
+        let (d_cos, d_sin, d_x) = (&d_cos[..n], &d_sin[..n], &mut d_x[..n]);
+        let (factor, angle) = sums.split_at_mut(n);
+        let (once, by_t) = angle.split_at_mut(n);
+        let (factor, once, by_t) = (&mut factor[..n], &mut once[..n], &mut by_t[..n]);
+        for d in 0..n {
+            let (cos, sin) = sum_of_angles((cos[d], sin[d]), (c[d], s[d]));
+            let (cos, sin) = (T::from_f64(cos), T::from_f64(sin));
+            let along = cos * d_cos[d] + sin * d_sin[d];
+            let across = x[d] * (cos * d_sin[d] - sin * d_cos[d]);
+            d_x[d] += along;
+            factor[d] += x[d] * along;
+            once[d] += across;
+            by_t[d] += t * across;
+        }
+    }
+}
+
 vectorized! {
     /// The planes of one position; `[2, n]` numbers in all of `turn`, `angles`, and in front of and behind the ones.
     fn planes(t: f64, angles: &[f64], turn: &[f64], ones: usize, to: &mut [T]) {
@@ -311,7 +522,7 @@ vectorized! {
         let (ones, rest) = rest.split_at_mut(ones);
         let ((to_cos, to_sin), (to_t_cos, to_t_sin)) = (whole.split_at_mut(n), rest.split_at_mut(n));
         for i in 0..n {
-            let (cos, sin) = (cos[i] * c[i] - sin[i] * s[i], sin[i] * c[i] + cos[i] * s[i]);
+            let (cos, sin) = sum_of_angles((cos[i], sin[i]), (c[i], s[i]));
             (to_cos[i], to_sin[i]) = (T::from_f64(cos), T::from_f64(sin));
             (to_t_cos[i], to_t_sin[i]) = (T::from_f64(t * cos), T::from_f64(t * sin));
         }
@@ -326,17 +537,14 @@ impl<T: Number> CodeStretch<T> for Waving<'_, T> {
         let (sine, planes_each) = (self.sine, self.planes());
         let SineShape { head_dim, realisations, .. } = sine.shape;
         let (width, per_head, row) = (padded(realisations), sine.per_head(), planes_each * head_dim);
-        let turns = &sine.turns[self.place.head * (TILE + 1) * 2 * per_head..][..(TILE + 1) * 2 * per_head];
-        for (t, (to, turn)) in
-            self.basis.chunks_exact_mut(row).zip(turns.chunks_exact(2 * per_head)).enumerate().take(rows)
-        {
-            planes((self.done + t) as f64, &self.angles, turn, head_dim, to);
+        for (t, to) in self.basis.chunks_exact_mut(row).enumerate().take(rows) {
+            planes((self.done + t) as f64, &self.angles, sine.turn(self.place.head, t), head_dim, to);
         }
         self.done += rows;
-        let last = &turns[rows * 2 * per_head..];
+        let last = sine.turn(self.place.head, rows);
         for at in 0..per_head {
-            let (cos, sin, c, s) = (self.angles[at], self.angles[per_head + at], last[at], last[per_head + at]);
-            (self.angles[at], self.angles[per_head + at]) = (cos * c - sin * s, sin * c + cos * s);
+            (self.angles[at], self.angles[per_head + at]) =
+                sum_of_angles((self.angles[at], self.angles[per_head + at]), (last[at], last[per_head + at]));
         }
         for d in 0..head_dim {
             let w = sine.w(self.place.head * head_dim + d);
@@ -362,24 +570,25 @@ impl<T: Number> CodeStretch<T> for Waving<'_, T> {
     fn finish(&mut self, d_parameters: &mut [T]) {
         let (sine, planes) = (self.sine, self.planes());
         let SineShape { head_dim, waves, realisations, .. } = sine.shape;
-        let (width, rows) = (padded(realisations), sine.rows());
-        let (to_w, to_angles) = d_parameters.split_at_mut(head_dim * rows * width);
+        let width = padded(realisations);
+        let (to_factors, to_angles) = d_parameters.split_at_mut(head_dim * sine.factors());
         let (to_f, to_theta) = to_angles.split_at_mut(sine.per_head());
         let first = self.place.first as f64 - sine.origin;
         for (feature, d) in self.d.chunks_exact(planes * width).enumerate() {
-            reduce::add(&mut to_w[feature * rows * width..][..rows * width], &d[..rows * width]);
             let w = sine.w(self.place.head * head_dim + feature);
-            let along = |w_row: usize, d_row: usize| {
-                reduce::dot(&w[w_row * width..][..width], &d[d_row * width..][..width]).to_f64()
-            };
-            for k in 0..waves {
+            let along =
+                |w_row: usize, d_row: usize| reduce::dot(&w[w_row * width..][..width], &d[d_row * width..][..width]);
+            let to_factors = &mut to_factors[feature * sine.factors()..][..sine.factors()];
+            for (k, to_factor) in to_factors.iter_mut().enumerate().take(waves) {
                 let [cos, sin, t_cos, t_sin] = [k, waves + k, 2 * waves + 1 + k, 3 * waves + 1 + k];
+                *to_factor += along(cos, cos) + along(sin, sin);
                 let once = along(sin, cos) - along(cos, sin);
                 let by_t = along(sin, t_cos) - along(cos, t_sin);
-                to_f[feature * waves + k] += T::from_f64(TAU * (first * once + by_t));
-                if self.place.side == RowKind::Query {
-                    to_theta[feature * waves + k] += T::from_f64(once);
-                }
+                let at = feature * waves + k;
+                sine.add_turned(self.place, first, [once, by_t], [&mut to_f[at], &mut to_theta[at]]);
+            }
+            if sine.gated {
+                to_factors[waves] += along(2 * waves, 2 * waves);
             }
         }
     }

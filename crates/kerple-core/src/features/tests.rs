@@ -210,6 +210,47 @@ fn codes_know_their_slopes() {
     });
 }
 
+/// A code of sinusoids maps rows, forward and backward, as the code that it makes does.
+#[test]
+fn rows_are_mapped_as_by_the_code_that_is_made() {
+    let (heads, d, r, rows) = (2, 19, 5, 100);
+    let values = [0, 1, 2].map(|seed| random(heads * d * 3, seed));
+    let waves = Waves { freqs: &values[0], offsets: &values[1], gains: &values[2] };
+    let gates = random(heads * d, 3);
+    let gate = CodeGate { values: &gates, noise: random(heads * d * r, 4), gating: Gating::Torch };
+    let cut = |width: usize, seed| {
+        let mut all = random(rows * padded(width), seed);
+        all.chunks_exact_mut(padded(width)).for_each(|row| row[width..].fill(0.0));
+        all
+    };
+    let (x, d_y) = (cut(d, 5), cut(r, 6));
+    for gate in [None, Some(&gate)] {
+        let shape = SineShape { heads, head_dim: d, waves: 3, realisations: r };
+        let sine = SineCode::<f64>::new(shape, waves, &normals(7), gate).counted_from(50.0);
+        for side in [RowKind::Query, RowKind::Key] {
+            let place = RowRange { side, batch: 0, head: 1, first: 11, rows };
+            let [mut y, mut d_x, mut own] = [rows * padded(r), x.len(), FeatureMap::<f64>::parameters(&sine)]
+                .map(|size| [vec![0.0; size], vec![0.0; size]]);
+            let mut room = vec![f64::NAN; FeatureMap::<f64>::room(&sine)];
+            sine.forward(place, &x, &mut y[0], &mut room);
+            contract::rows(&sine, place, &x, &mut y[1]);
+            for at in [0, 1] {
+                let of_rows = FeatureMapSaved { x: &x, y: &[], d_y: &d_y };
+                let gradients = FeatureMapGradients { d_x: &mut d_x[at], d_parameters: &mut own[at] };
+                match at {
+                    0 => sine.backward(place, of_rows, &mut room, gradients),
+                    _ => contract::rows_backward(&sine, place, of_rows, gradients),
+                }
+            }
+            for [rows, made] in [&y, &d_x, &own] {
+                let size = made.iter().fold(0.0f64, |size, x| size.max(x.abs()));
+                let off = rows.iter().zip(made).fold(0.0f64, |off, (a, b)| off.max((a - b).abs()));
+                assert!(off <= 1e-12 * size, "{side:?} {off} of {size}");
+            }
+        }
+    }
+}
+
 #[test]
 fn noise_at_a_place_is_always_the_same() {
     let noise = normals(1);
@@ -281,10 +322,10 @@ fn frequency_gradient(first: usize, origin: Option<f64>) -> (f64, f64, f64) {
     let one = |seed: u64| {
         let sine = SineCode::<f64>::new(shape, waves, &normals(seed), None);
         let sine = if let Some(origin) = origin { sine.counted_from(origin) } else { sine };
-        let r = padded(shape.realisations);
+        let (r, mut room) = (padded(shape.realisations), vec![f64::NAN; FeatureMap::<f64>::room(&sine)]);
         let images = [0, 1].map(|side| {
             let mut y = vec![0.0; L * r];
-            sine.forward(place(sides[side]), &x[side], &mut y, &mut []);
+            sine.forward(place(sides[side]), &x[side], &mut y, &mut room);
             y
         });
         let mut d_y = [vec![0.0; L * r], vec![0.0; L * r]];
@@ -298,7 +339,7 @@ fn frequency_gradient(first: usize, origin: Option<f64>) -> (f64, f64, f64) {
         for side in [0, 1] {
             let rows = FeatureMapSaved { x: &x[side], y: &images[side], d_y: &d_y[side] };
             let gradients = FeatureMapGradients { d_x: &mut vec![0.0; L * wide], d_parameters: &mut parameters };
-            sine.backward(place(sides[side]), rows, &mut [], gradients);
+            sine.backward(place(sides[side]), rows, &mut room, gradients);
         }
         sine.gradient(waves, None, &parameters).freqs[1]
     };

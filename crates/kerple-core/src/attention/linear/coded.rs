@@ -90,6 +90,11 @@ impl<'a, T: Number> Coded<'a, T> {
         LinearAttentionInputs { q: view(q), k: view(k), v: self.inputs.v }
     }
 
+    /// Sequences of a block.
+    fn together(&self) -> usize {
+        if self.problem.documents.is_some() { 1 } else { self.problem.dims.batch }
+    }
+
     /// The blocks of all sequences together, or of one document after another, whose positions start again.
     fn blocks(&self) -> Vec<CodedBlock> {
         let LinearAttentionDims { batch, len, .. } = self.problem.dims;
@@ -121,10 +126,10 @@ impl<'a, T: Number> Coded<'a, T> {
 
     /// The images of queries and keys.
     pub(super) fn forward(&self) -> [Vec<T>; 2] {
-        let LinearAttentionDims { batch, heads, .. } = self.problem.dims;
+        let heads = self.problem.dims.heads;
         let (mut images, strides, blocks) = ([self.room(), self.room()], self.strides(), self.blocks());
         let to = images.each_mut().map(|images| ViewMut::new(images, strides));
-        let room = || ContractScratch::new(self.code.widths(), batch, false);
+        let room = || ContractScratch::new(self.code, self.together(), false);
         let count = blocks.len();
         workers::for_each(2 * heads * count, room, |room, item| {
             let (side, head, block) = (item / (heads * count), item / count % heads, &blocks[item % count]);
@@ -164,13 +169,13 @@ impl<'a, T: Number> Coded<'a, T> {
 
     /// Writes the gradients in queries and keys, given those in their images; that in the parameters of the code, `[H, P]`.
     fn contract_backward(&self, d_images: &[Vec<T>; 2], d_x: [&ViewMut<T>; 2]) -> Vec<T> {
-        let (LinearAttentionDims { batch, heads, head_dim, .. }, strides) = (self.problem.dims, self.strides());
+        let (LinearAttentionDims { heads, head_dim, .. }, strides) = (self.problem.dims, self.strides());
         let (blocks, size) = (self.blocks(), self.code.parameters());
         let count = 2 * blocks.len();
         let sums: Vec<Mutex<CodeSums<T>>> =
             (0..heads).map(|_| Mutex::new(CodeSums { own: zeros(size), others: SumsByRow::new(size) })).collect();
         let (schedule, turns) = (BlockSchedule::new(heads, count), Turns::new(heads, |_| 0));
-        let room = || (ContractScratch::new(self.code.widths(), batch, true), vec![T::ZERO; size]);
+        let room = || (ContractScratch::new(self.code, self.together(), true), vec![T::ZERO; size]);
         workers::for_each(heads * count, room, |(room, own), item| {
             let _guard = turns.guard();
             let (head, turn) = schedule.item(item);
