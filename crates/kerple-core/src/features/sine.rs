@@ -34,6 +34,7 @@ use super::code::{self, CodeGate, scale, sigmoid, softplus};
 use super::contract::{CodeFeatureMap, CodeStretch, TILE};
 use super::{
     FeatureMap, FeatureMapGradients, FeatureMapSaved, MOST_ROWS, Normals, RowKind, RowProduct, RowRange, padded,
+    transpose,
 };
 use crate::Number;
 use crate::cpu::{reduce, vectorized};
@@ -97,23 +98,18 @@ pub struct SineCode<T> {
     /// In turns a position, `[H, D, K]`.
     f: Vec<f64>,
     theta: Vec<f64>,
-    /// `[H, D, P, padded(R)]`: rows of cosines, of sines, of the gate.
-    w: Vec<T>,
-    /// The same by wave, for rows without a code; made when it is first needed.
-    by_wave: OnceLock<WaveNoise<T>>,
+    /// `W` of cosines and of sines of one wave after another, `[H, K, 2 D, padded(R)]`, in each head followed by that of the gate,
+    /// `[D, padded(R)]`.
+    noise: Vec<T>,
+    /// The transpose, wave by wave, of whose products with gradients rows without a code are made; from when it is first needed.
+    transposed: OnceLock<Vec<Vec<Vec<T>>>>,
+    /// The same numbers by feature, `[H, D, P, padded(R)]`: rows of cosines, of sines, of the gate; from when a code is first made.
+    by_feature: OnceLock<Vec<T>>,
     /// Cosines and sines of `2 pi f t` for `t` up to [`TILE`], `[H, TILE + 1, 2, K D]`.
     turns: Vec<f64>,
     /// Position that the gradient in frequencies is counted from.
     origin: f64,
     identity: u64,
-}
-
-/// `W` of cosines and of sines of one wave after another, `[H, K, 2 padded(D), padded(R)]`, in each head followed by that of the
-/// gate, `[padded(D), padded(R)]`; and its transpose, wave by wave.
-#[derive(Clone, Debug)]
-struct WaveNoise<T> {
-    rows: Vec<T>,
-    columns: Vec<T>,
 }
 
 impl<T: Number> SineCode<T> {
@@ -130,10 +126,21 @@ impl<T: Number> SineCode<T> {
         let f: Vec<f64> = freqs.iter().map(|x| 0.5 * sigmoid(*x)).collect();
         let identity = code::identity(&shape, &[freqs, offsets, gains], noise, gate);
         let (theta, gated) = (offsets.to_vec(), gate.is_some());
-        let (by_wave, turns) = (OnceLock::new(), Vec::new());
-        let mut sine = SineCode { shape, gated, theta, w: vec![], by_wave, turns, origin: 0.0, f, identity };
+        let (transposed, by_feature) = (OnceLock::new(), OnceLock::new());
+        let mut sine = SineCode {
+            shape,
+            gated,
+            theta,
+            noise: vec![],
+            transposed,
+            by_feature,
+            turns: vec![],
+            origin: 0.0,
+            f,
+            identity,
+        };
         let (width, unit) = (padded(realisations), scale(realisations, head_dim));
-        sine.w = vec![T::ZERO; heads * head_dim * sine.rows() * width];
+        let mut of_features = vec![T::ZERO; heads * head_dim * sine.rows() * width];
         let fill = |hd: usize, w: &mut [T]| {
             let mut put = |row: usize, factor: f64, z: &[f64]| {
                 w[row * width..].iter_mut().zip(z).for_each(|(w, z)| *w = T::from_f64(factor * z));
@@ -149,7 +156,12 @@ impl<T: Number> SineCode<T> {
                 put(2 * count, unit * shared.sqrt(), &gate.noise[hd * realisations..][..realisations]);
             }
         };
-        for_each_task(sine.w.chunks_exact_mut((2 * count + usize::from(gate.is_some())) * width), fill);
+        for_each_task(of_features.chunks_exact_mut(sine.rows() * width), fill);
+        sine.noise = vec![T::ZERO; of_features.len()];
+        for (at, row) in of_features.chunks_exact(width.max(1)).enumerate() {
+            let to = sine.row_by_wave(at);
+            sine.noise[to..to + width].copy_from_slice(row);
+        }
         sine.turns = sine.powers();
         sine
     }
@@ -209,30 +221,40 @@ impl<T: Number> SineCode<T> {
         &self.turns[(head * (TILE + 1) + t) * size..][..size]
     }
 
-    /// Noise of a wave of a head, or of the gate after the last: its rows and their transpose.
-    fn noise(&self, head: usize, wave: usize) -> [&[T]; 2] {
+    /// Where a row of [`SineCode::by_feature`] lies in [`SineCode::noise`].
+    fn row_by_wave(&self, at: usize) -> usize {
         let SineShape { head_dim, waves, realisations, .. } = self.shape;
-        let size = padded(head_dim) * padded(realisations);
-        let at = (head * self.rows() + 2 * wave) * size;
-        let WaveNoise { rows, columns } = self.by_wave.get_or_init(|| self.sorted_by_wave());
-        [rows, columns].map(|all| &all[at..][..if wave < waves { 2 * size } else { size }])
+        let (hd, row) = (at / self.rows(), at % self.rows());
+        let [wave, part] = if row < 2 * waves { [row % waves, row / waves] } else { [waves, 0] };
+        let of_parts = hd / head_dim * self.rows() + 2 * wave + part;
+        (of_parts * head_dim + hd % head_dim) * padded(realisations)
     }
 
-    fn sorted_by_wave(&self) -> WaveNoise<T> {
-        let SineShape { heads, head_dim, waves, realisations } = self.shape;
-        let (wide, width) = (padded(head_dim), padded(realisations));
-        let [mut rows, mut columns] = [(); 2].map(|()| vec![T::ZERO; heads * self.rows() * wide * width]);
-        for (at, w) in self.w.chunks_exact(width.max(1)).enumerate() {
-            let (hd, row) = (at / self.rows(), at % self.rows());
-            let (head, d) = (hd / head_dim, hd % head_dim);
-            let [wave, part, parts] = if row < 2 * waves { [row % waves, row / waves, 2] } else { [waves, 0, 1] };
-            let first = (head * self.rows() + 2 * wave) * wide * width;
-            rows[first + (part * wide + d) * width..][..width].copy_from_slice(w);
-            for (r, value) in w.iter().enumerate() {
-                columns[first + (r * parts + part) * wide + d] = *value;
-            }
-        }
-        WaveNoise { rows, columns }
+    /// Rows of the noise of a wave, or of the gate after the last.
+    fn noise_rows(&self, wave: usize) -> usize {
+        self.shape.head_dim * if wave < self.shape.waves { 2 } else { 1 }
+    }
+
+    /// The noise of a wave, `[2 D, padded(R)]`, or of the gate.
+    fn noise(&self, head: usize, wave: usize) -> &[T] {
+        let width = padded(self.shape.realisations);
+        let first = (head * self.rows() + 2 * wave) * self.shape.head_dim;
+        &self.noise[first * width..][..self.noise_rows(wave) * width]
+    }
+
+    /// Its transpose, `[R, padded(2 D)]`.
+    fn transposed(&self, head: usize, wave: usize) -> &[T] {
+        let all = self.transposed.get_or_init(|| {
+            let SineShape { heads, realisations, .. } = self.shape;
+            let transposed = |head, wave| {
+                let (rows, columns) = (self.noise_rows(wave), padded(self.noise_rows(wave)));
+                let mut to = vec![T::ZERO; realisations * columns];
+                transpose((self.noise(head, wave), padded(realisations)), [rows, realisations], &mut to, columns);
+                to
+            };
+            (0..heads).map(|head| (0..self.factors()).map(|wave| transposed(head, wave)).collect()).collect()
+        });
+        &all[head][wave]
     }
 
     /// Cosines and sines of one wave, `[D]` each, of those of all.
@@ -260,8 +282,12 @@ impl<T: Number> SineCode<T> {
 
     /// Rows of `W` of a feature, `[P, padded(R)]`.
     fn w(&self, hd: usize) -> &[T] {
-        let size = self.rows() * padded(self.shape.realisations);
-        &self.w[hd * size..][..size]
+        let (rows, width) = (self.rows(), padded(self.shape.realisations));
+        let all = self.by_feature.get_or_init(|| {
+            let rows = 0..self.shape.heads * self.shape.head_dim * rows;
+            rows.flat_map(|at| &self.noise[self.row_by_wave(at)..][..width]).copied().collect()
+        });
+        &all[hd * rows * width..][..rows * width]
     }
 
     /// Adds the gradient in a frequency and, of queries, in a phase: of that in angles the sum and the sum times positions after
@@ -341,7 +367,7 @@ impl<T: Number> FeatureMap<T> for SineCode<T> {
 
     /// Rows of one wave, and what is summed over them.
     fn room(&self) -> usize {
-        MOST_ROWS * 2 * padded(self.shape.head_dim) + 3 * self.shape.head_dim
+        MOST_ROWS * padded(2 * self.shape.head_dim) + 3 * self.shape.head_dim
     }
 
     fn identity(&self) -> u64 {
@@ -350,23 +376,21 @@ impl<T: Number> FeatureMap<T> for SineCode<T> {
 
     fn forward(&self, place: RowRange, x: &[T], y: &mut [T], room: &mut [T]) {
         let SineShape { head_dim, waves, realisations, .. } = self.shape;
-        let (wide, width) = (padded(head_dim), padded(realisations));
-        let (mut angles, room) = (self.angles(place), &mut room[..place.rows * 2 * wide]);
+        let (wide, width, both) = (padded(head_dim), padded(realisations), 2 * head_dim);
+        let mut angles = self.angles(place);
         y.fill(T::ZERO);
-        room.fill(T::ZERO);
         for wave in 0..waves {
             self.each_row(place, wave, &mut angles, |t, [now, turn]| {
-                let (cos, sin) = room[t * 2 * wide..][..2 * wide].split_at_mut(wide);
-                waved(now, turn, &x[t * wide..][..head_dim], [&mut cos[..head_dim], &mut sin[..head_dim]]);
+                let (cos, sin) = room[t * both..][..both].split_at_mut(head_dim);
+                waved(now, turn, &x[t * wide..][..head_dim], [cos, sin]);
             });
-            let [noise, _] = self.noise(place.head, wave);
-            let product =
-                RowProduct { sizes: [place.rows, 2 * wide, width], a: (room, [2 * wide, 1]), b: (noise, width) };
+            let noise = (self.noise(place.head, wave), width);
+            let product = RowProduct { sizes: [place.rows, both, width], a: (room, [both, 1]), b: noise };
             product.to(y, width, StoreMode::Accumulate);
         }
         if self.gated {
-            let [noise, _] = self.noise(place.head, waves);
-            let product = RowProduct { sizes: [place.rows, wide, width], a: (x, [wide, 1]), b: (noise, width) };
+            let noise = (self.noise(place.head, waves), width);
+            let product = RowProduct { sizes: [place.rows, head_dim, width], a: (x, [wide, 1]), b: noise };
             product.to(y, width, StoreMode::Accumulate);
         }
     }
@@ -379,39 +403,33 @@ impl<T: Number> FeatureMap<T> for SineCode<T> {
         FeatureMapGradients { d_x, d_parameters }: FeatureMapGradients<T>,
     ) {
         let SineShape { head_dim, waves, realisations, .. } = self.shape;
-        let (wide, width) = (padded(head_dim), padded(realisations));
-        let (room, sums) = room.split_at_mut(MOST_ROWS * 2 * wide);
+        let (wide, width, both) = (padded(head_dim), padded(realisations), padded(2 * head_dim));
+        let (room, sums) = room.split_at_mut(MOST_ROWS * both);
         let (mut angles, first) = (self.angles(place), place.first as f64 - self.origin);
         let (to_factors, to_angles) = d_parameters.split_at_mut(head_dim * self.factors());
         let (to_f, to_theta) = to_angles.split_at_mut(self.per_head());
         d_x.fill(T::ZERO);
         for wave in 0..waves {
-            let [_, noise] = self.noise(place.head, wave);
-            let product =
-                RowProduct { sizes: [place.rows, width, 2 * wide], a: (rows.d_y, [width, 1]), b: (noise, 2 * wide) };
-            product.to(room, 2 * wide, StoreMode::Overwrite);
+            let noise = (self.transposed(place.head, wave), both);
+            let product = RowProduct { sizes: [place.rows, realisations, both], a: (rows.d_y, [width, 1]), b: noise };
+            product.to(room, both, StoreMode::Overwrite);
             let sums = &mut sums[..3 * head_dim];
             sums.fill(T::ZERO);
             self.each_row(place, wave, &mut angles, |t, [now, turn]| {
-                let (cos, sin) = room[t * 2 * wide..][..2 * wide].split_at(wide);
+                let (cos, sin) = room[t * both..][..2 * head_dim].split_at(head_dim);
                 let (x, d_x) = (&rows.x[t * wide..][..head_dim], &mut d_x[t * wide..][..head_dim]);
-                waved_backward(T::from_f64(t as f64), now, turn, x, [&cos[..head_dim], &sin[..head_dim]], d_x, sums);
+                waved_backward(T::from_f64(t as f64), now, turn, x, [cos, sin], d_x, sums);
             });
-            for (d, ((factor, once), by_t)) in
-                sums[..head_dim].iter().zip(&sums[head_dim..]).zip(&sums[2 * head_dim..]).enumerate()
-            {
-                to_factors[d * self.factors() + wave] += *factor;
-                self.add_turned(
-                    place,
-                    first,
-                    [*once, *by_t],
-                    [&mut to_f[d * waves + wave], &mut to_theta[d * waves + wave]],
-                );
+            for d in 0..head_dim {
+                let [factor, once, by_t] = [0, 1, 2].map(|sum| sums[sum * head_dim + d]);
+                to_factors[d * self.factors() + wave] += factor;
+                let at = d * waves + wave;
+                self.add_turned(place, first, [once, by_t], [&mut to_f[at], &mut to_theta[at]]);
             }
         }
         if self.gated {
-            let [_, noise] = self.noise(place.head, waves);
-            let product = RowProduct { sizes: [place.rows, width, wide], a: (rows.d_y, [width, 1]), b: (noise, wide) };
+            let noise = (self.transposed(place.head, waves), wide);
+            let product = RowProduct { sizes: [place.rows, realisations, wide], a: (rows.d_y, [width, 1]), b: noise };
             product.to(room, wide, StoreMode::Overwrite);
             for ((of_row, x), d_x) in
                 room.chunks_exact(wide).zip(rows.x.chunks_exact(wide)).zip(d_x.chunks_exact_mut(wide))

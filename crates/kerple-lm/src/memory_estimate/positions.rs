@@ -9,9 +9,9 @@
 //!              to the largest that can be drawn
 //! gates        4 B n H a layer, and 16 B n H, where tokens make them
 //! rows         rotations 8 n D, additions 12 n M
-//! codes        noise: 8 W R H D a layer for W sinusoids; 4 R H D (n + taps) for filters, as far as it is held, in every layer
-//!              where a text is read in pieces and in one at a time otherwise, and 12 R taps a thread; images of queries and
-//!              keys, 8 n H R, in training with their gradients
+//! codes        noise: 8 W R H D a layer for W sinusoids, twice that in training and for more than two sequences; 4 R H D
+//!              (n + taps) for filters, as far as it is held, in every layer where a text is read in pieces and in one at a
+//!              time otherwise, and 12 R taps a thread; images of queries and keys, 8 n H R, in training with their gradients
 //! features     a projection, 12 R max(R, M) and as much again three times while it is made; rows of a chunk a thread
 //! states       4 H ((K + 8) M (D + 1) + 256 (M + D)) a sequence and layer: one a thread, one a piece
 //! ```
@@ -214,6 +214,8 @@ fn noise(kind: &CodeKind, layers: usize, rows: ResidentPositions) -> u64 {
     // layers that take a sequence in pieces hold theirs until the next piece, others let go of it
     let in_pieces = !rows.training && rows.positions < rows.span;
     let held = match kind {
+        // in two orders, of which generation needs one
+        CodeKind::Sine(_) if rows.training || rows.sequences > 2 => held_noise(kind, 2 * layers, rows.positions),
         CodeKind::Sine(_) => held_noise(kind, layers, rows.positions),
         CodeKind::Conv(_) => held_noise(kind, if in_pieces { layers } else { 1 }, rows.positions),
     };
