@@ -504,7 +504,7 @@ def encodings():
         made_of_rows = {makers[name] for name in (module.kind, module._entry) if name in makers}
         if module.kind in between:
             made_of_rows = {between[module.kind]}
-        for causal in (True, False) if module._entry != "relative" and module.kind != "xpos" else (True,):
+        for causal in (True, False) if not module._causal_only and module.kind != "xpos" else (True,):
             random = torch.Generator().manual_seed(1)
             q, k, v, up = (torch.randn(1, H, L, D, generator=random, dtype=torch.float64) for _ in range(4))
             rows = torch.randn(1, L, H * D, generator=random, dtype=torch.float64)

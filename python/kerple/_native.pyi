@@ -32,6 +32,7 @@ class Encoding:
     sink_tokens: int | None
     projected: bool
     fades: bool
+    causal_only: bool
     entry: str
     tables: tuple[bool, bool, bool]
     own: int

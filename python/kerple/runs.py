@@ -2,7 +2,7 @@
 
     run = kerple.runs.Run("runs/alibi/seed-1235")
     run.metrics["loss"]                 # numpy columns
-    pandas.DataFrame(run.evaluations)   # or polars, pyarrow: whatever reads an Arrow stream
+    pandas.DataFrame.from_arrow(run.evaluations)    # or polars.from_arrow, pyarrow.table: an Arrow stream
     run.weights()                       # numpy arrays of the last checkpoint
 
 :func:`train`, :func:`compare`, :meth:`Run.evaluate` and :meth:`Run.sample` run the command
@@ -399,7 +399,8 @@ def train(
     """Runs ``kerple train`` on a run file, or resumes the run. ``callback`` is called with each new
     row of metrics.
 
-    ``set={"train.steps": 100}`` changes keys; other options are the command's.
+    ``set={"train.steps": 100}`` changes keys, to numbers, strings, switches, lists and dictionaries; other
+    options are the command's.
     """
     told = ["train", "--config", str(config), "--out", str(out), *_settings(options), *_options(options)]
     _command(told, _follow(Path(out), callback))
@@ -410,7 +411,7 @@ def compare(
     config: str | os.PathLike[str], encodings: Iterable[str], out: str | os.PathLike[str], *, seeds: int = 1,
     callback: Callable[[dict[str, Any]], None] | None = None, **options: Any,
 ) -> dict[tuple[str, int], Run]:  # fmt: skip
-    """Runs ``kerple compare``: one run file with several encodings.
+    """Runs ``kerple compare``: one run file with several encodings. ``callback`` and ``options`` are those of :func:`train`.
 
     Returns the runs by label and seed.
     """
@@ -458,5 +459,27 @@ def _several(name: str, values: object, such: str) -> Iterable[Any]:
 def _settings(options: dict[str, Any]) -> list[str]:
     told = []
     for key, value in (options.pop("set", None) or {}).items():
-        told += ["--set", f"{key}={json.dumps(value) if isinstance(value, (str, bool, list)) else value}"]
+        told += ["--set", f"{key}={_toml(key, value)}"]
     return told
+
+
+def _toml(name: str, value: object) -> str:
+    """The value as it is written in a run file, in one line."""
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, (bool, np.bool_)):
+        return "true" if value else "false"
+    if isinstance(value, (int, float, np.integer, np.floating)):
+        return str(value)
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(_toml(f'{name}[{at}]', one) for at, one in enumerate(value))}]"
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise TypeError(f"set: {name} has the key {key!r}; keys are strings")
+        quoted = {key: key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml(name, key) for key in value}
+        return "{" + ", ".join(f"{quoted[key]} = {_toml(f'{name}.{key}', one)}" for key, one in value.items()) + "}"
+    hint = "leave the key out" if value is None else "use numbers, strings, switches, lists and dictionaries"
+    raise TypeError(f"set: {name} = {value!r} has no form in a run file; {hint}")

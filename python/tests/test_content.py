@@ -429,6 +429,10 @@ def test_modules_refuse_the_parts_of_others():
         (lambda: kt.KerpleLog(2, 4)(q, q, q, path_bias=(q, q, [1, 1])), "path_bias: kind = 'kerple_log' does not take it, 'grape_ap' does"),
         (lambda: wall.householder(rows), "kind = 'wall' makes no householder, 'path' does"),
         (lambda: wall.gates(rows), "makes no gates"),
+        (
+            lambda: kt.Wall(2, 8, order="rope_then_channel_decay")(q, q, q, decays=wall.decays(rows)),
+            "q: 4 features per head, but wall was made with head_dim = 8; make it with head_dim=4",
+        ),
         (lambda: kt.Wall(2, 4, gate_heads="kv"), "gate_heads = 'kv': a module has as many heads of keys as of queries"),
         (lambda: kt.Path(2, 4, gate=True)(q, q, q, householder=path.householder(rows)), "gates: there are none"),
         (lambda: path.householder(rows, before=rows[:, :2], cu_seqlens=[0, 5]), "before: packed documents"),
@@ -437,6 +441,15 @@ def test_modules_refuse_the_parts_of_others():
         with pytest.raises(ValueError) as caught:
             call()
         assert words in str(caught.value), str(caught.value)
+
+
+def test_gates_of_key_heads_are_made_as_the_hint_says():
+    with pytest.raises(ValueError, match=r"wall = Wall\(heads=KV heads, d_model=M\), M the features of rows"):
+        kt.Wall(4, 8, gate_heads="kv")
+    wall, rows, q, k = kt.Wall(heads=2, head_dim=8, d_model=32), torch.randn(1, 5, 32), torch.randn(1, 4, 5, 8), torch.randn(1, 2, 5, 8)
+    decays = wall.decays(rows)
+    out = attention(q, k, k, decays=decays.repeat_interleave(4 // 2, 1))
+    torch.testing.assert_close(out[:, 2:], wall(q[:, 2:], k[:, [1, 1]], k[:, [1, 1]], decays=decays[:, [1, 1]]))
 
 
 def test_gpu_tensors_are_refused_by_name():

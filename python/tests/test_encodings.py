@@ -61,8 +61,8 @@ def test_every_method_has_a_class():
             Encoding(kind, 4)
 
 
-#: Whose products would grow ahead of a query.
-CAUSAL_ONLY = {"xpos", "inkling", "wall", "grape_ap", "path"}
+#: Whose products would grow ahead of a query, or which are defined for earlier keys only.
+CAUSAL_ONLY = {"xpos", "inkling", "wall", "grape_ap", "path", "selective_rope", "rotary_positions"}
 
 
 @pytest.mark.parametrize(
@@ -138,6 +138,17 @@ def test_xpos_is_a_rotation_whose_products_fade():
         encoding(q, k, v, causal=False)
     with pytest.raises(ValueError, match="the encoding has 4 heads of 6"):
         encoding(*inputs(heads=2))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in CLASSES if kind in CAUSAL_ONLY - {"xpos"}] + ["bam"])
+def test_what_is_defined_for_causal_attention_only_refuses_both_directions(kind):
+    encoding, (q, k, v) = module(kind, **({"theta_mu": 0.3} if kind == "bam" else {})), inputs(5, 5)
+    words = f"causal = False: {kind} is defined for causal attention only"
+    for call in (lambda: encoding(q, k, v, causal=False, **beside(encoding, 2, 5)), lambda: encoding.table(5, causal=False)):
+        with pytest.raises(ValueError, match=words):
+            call()
+    assert encoding(q, k, v, **beside(encoding, 2, 5)).shape == v.shape[:1] + q.shape[1:3] + v.shape[3:]
+    assert module("bam").table(5, causal=False)[0].shape == (4, 9)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -610,6 +621,12 @@ def test_a_bias_that_ends_is_the_whole_one_with_zeros(name, reach):
 
 
 def test_a_bias_that_ends_is_not_proven():
+    proof = Kernel("log(b, a)", heads=2, distance_cap=64).certificate()
+    assert not proof and proof.text == "not proven: keys at distance 64 and beyond share one bias"
+    assert proof.data == {"kind": "capped", "distance_cap": 64}
+    assert Kernel(heads=2).certificate().expression == Kernel(heads=2).expression == "log(b, a)"
+    with pytest.raises(ValueError, match="only a weight"):
+        Kernel(heads=2, weight="exp(1, a, p=1)").certificate()
     proof = Kernel("log(b, a)", heads=2, reach=64).certificate()
     assert not proof and str(proof) == "not proven: the bias ends at distance 64"
     assert Kernel("log(b, a)", heads=2).certificate()
@@ -655,6 +672,7 @@ def test_parameters_of_a_table_without_torch_have_one_order():
         (lambda: Encoding("dape", 4, reach=8), "`reach`: `dape` changes the scores"),
         (lambda: kt.LinearAttention("kerple_log", 4, reach=8), "does not support kerple_log-reach8"),
         (lambda: KerpleLog(heads=4, no_such=1), "no_such"),
+        (lambda: KerpleLog(heads=4, decayed=True), "decayed = True: the optimizer of a module is yours"),
         (lambda: KerpleLog(heads=2).table(0), "length = 0"),
         (lambda: KerpleLog(heads=2).table(2**50), "length = "),
         (lambda: Encoding("dape", 4, 6)(*inputs(heads=2)), "4 heads of 6"),

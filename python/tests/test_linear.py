@@ -173,6 +173,8 @@ def test_opcheck(kind, documents, path):
     ("make", "words"),
     [
         (lambda: LinearAttention("t5", 2), "does not support t5"),
+        (lambda: LinearAttention("sinusoidal", 2), "kind = 'sinusoidal' enters the embeddings, not linear attention"),
+        (lambda: LinearAttention("learned", 2), "kind = 'learned' enters the embeddings, not linear attention"),
         (lambda: LinearAttention("kerple_log", 2, features="cosine"), "favor, relu, elu"),
         (lambda: LinearAttention("kerple_log", 2, count=7), "count = 7"),
         (lambda: LinearAttention("kerple_log", 2, count=2.5), "count = 2.5 must be a whole number"),

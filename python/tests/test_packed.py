@@ -105,6 +105,81 @@ def test_gates_start_in_every_document(causal):
     assert (got[3].transpose(1, 2)[begins] == 0).all()
 
 
+OF_CONTENT = {
+    "gates": (("gates",), {}), "both directions": (("gates",), {"causal": False}), "decays": (("decays",), {}),
+    "decays and gates": (("decays", "gates"), {}), "householder and gates": (("householder", "gates"), {}),
+}  # fmt: skip
+
+
+def of_content(names, tokens=23, heads=4, groups=2, features=8):
+    """What is summed over tokens, tokens in the third dimension."""
+    make = lambda *shape: torch.rand(2, *shape, dtype=torch.float64)  # noqa: E731
+    given = {"gates": -3 * make(heads, tokens, 1), "decays": -make(heads, tokens, features)}
+    given["gates"][0, :, 3], given["decays"][1, :, 15] = -float("inf"), -1e5
+    w = torch.nn.functional.normalize(make(groups, tokens, features), dim=-1)
+    given["householder"] = torch.cat([w, make(groups, tokens, 1)], -1)
+    return [given[name].requires_grad_() for name in names]
+
+
+def run_of(names, options):
+    def run(q, k, v, *given, **documents):
+        told = dict(zip(names, given, strict=True))
+        if "gates" in told:
+            told["gates"] = told["gates"][..., 0]
+        if "householder" in told:
+            told["householder"] = (told["householder"][..., :-1], told["householder"][..., -1:])
+        return attention(q, k, v, **told, **options, **documents)
+
+    return run
+
+
+@pytest.mark.parametrize("setting", OF_CONTENT)
+def test_what_is_summed_over_tokens_is_summed_in_each_document_alone(setting):
+    names, options = OF_CONTENT[setting]
+    leaves, run = (*rows(), *of_content(names)), run_of(names, options)
+    packed, separate = run(*leaves, document_ids=ids_of(LENGTHS, 23)), alone(run, leaves, LENGTHS)
+    assert torch.equal(packed, separate)
+    wanted = gradients(separate, leaves)
+    assert all(torch.equal(a, b) for a, b in zip(gradients(packed, leaves), wanted, strict=True))
+    first = [x[:1].detach().requires_grad_() for x in leaves]
+    of_lengths = run(*first, cu_seqlens=[0, 1, 6, 14, 23])
+    assert torch.equal(of_lengths, separate[:1])
+    separate = alone(run, first, LENGTHS[:1])
+    assert all(torch.equal(a, b) for a, b in zip(gradients(of_lengths, first), gradients(separate, first), strict=True))
+
+
+@pytest.mark.parametrize("setting", [name for name, (names, _) in OF_CONTENT.items() if "gates" in names])
+def test_nan_in_a_gate_stays_in_its_document(setting):
+    names, options = OF_CONTENT[setting]
+    leaves, run = (*rows(), *of_content(names)), run_of(names, options)
+    clean = run(*leaves, document_ids=ids_of(LENGTHS, 23))
+    wanted, own = gradients(clean, leaves), slice(6, 14)  # the third document of the first row
+    with torch.no_grad():
+        leaves[-1][0, :, 10] = float("nan")
+    packed = run(*leaves, document_ids=ids_of(LENGTHS, 23))
+    assert packed[0, :, own].isnan().any()
+    for got, want in zip((packed, *gradients(packed, leaves)), (clean, *wanted), strict=True):
+        for x, y in ((got[0, :, :6], want[0, :, :6]), (got[0, :, 14:], want[0, :, 14:]), (got[1], want[1])):
+            assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("name", ["gates", "decays"])
+def test_compiled_sums_of_documents_are_those_of_each(name):
+    names, ids = (name,), ids_of(LENGTHS, 23)
+    leaves, run = (*rows(), *of_content((name,))), run_of(names, {})
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda *leaves: run(*leaves, document_ids=ids), fullgraph=True, backend="aot_eager")
+    want, got = run(*leaves, document_ids=ids), compiled(*leaves)
+    # sums that contain a gate of -65536 are exact within 1e-11
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(gradients(got, leaves), gradients(want, leaves), rtol=1e-9, atol=1e-10)
+    if name == "gates":
+        with torch.no_grad():
+            leaves[-1][0, :, 10] = float("nan")
+        got = compiled(*leaves)
+        assert torch.equal(got.isnan().any(-1).any(1), run(*leaves, document_ids=ids).isnan().any(-1).any(1))
+
+
 def test_cumulative_lengths_are_ids_of_one_row():
     q, k, v = rows(batch=1, tokens=23)
     bias = torch.randn(4, 9, dtype=torch.float64)
@@ -310,6 +385,12 @@ def test_jagged_tensors_are_packed_documents(causal):
 def test_jagged_tensors_that_do_not_fit_are_refused():
     part = lambda n: torch.randn(n, 4, 8)  # noqa: E731
     (raw, q), (_, k), (_, v) = (jagged([part(n) for n in of]) for of in ([3, 4], [3, 4], [4, 3]))
+    for module in (KerpleLog(4, 8, seed=1), LinearAttention("none", 4, 8, seed=1)):
+        with pytest.raises(TypeError, match=r"q: layout torch.jagged is not computed with, use a dense tensor with cu_seqlens"):
+            module(q, q, q)
+        dense = q.values()[None]
+        made = module(dense, dense, dense, cu_seqlens=q.offsets())
+        assert torch.equal(made[:, :, 3:], module(*[dense[:, :, 3:]] * 3))
     with pytest.raises(TypeError, match="k: q, k and v must all be jagged"):
         attention(q, torch.randn(2, 4, 7, 8), k)
     with pytest.raises(ValueError, match="v: its sequences have other lengths than those of k"):

@@ -164,6 +164,28 @@ def test_a_callback_that_fails_ends_the_training(prepared):
     assert Run(prepared / "failed").checkpoints[-1] < 100_000
 
 
+def test_settings_are_written_as_a_run_file_has_them(prepared):
+    written = [
+        (True, "true"), (np.bool_(False), "false"), (2, "2"), (np.int64(3), "3"), (1e-5, "1e-05"), (np.float32(0.1), "0.1"),
+        (float("nan"), "nan"), (-float("inf"), "-inf"), ('a "b"\n\x7f', '"a \\"b\\"\\n\\u007f"'), (prepared, f'"{prepared}"'),
+        ((1, "x", False), '[1, "x", false]'), ([], "[]"), ({}, "{}"),
+    ]  # fmt: skip
+    for value, text in written:
+        assert runs._settings({"set": {"key": value}}) == ["--set", f"key={text}"]
+    nested = {"kind": "dape", "base": {"kind": "alibi", "behind": 0.5}, "odd key": [{}]}
+    text = '{kind = "dape", base = {kind = "alibi", behind = 0.5}, "odd key" = [{}]}'
+    assert runs._settings({"set": {"encoding": nested}}) == ["--set", f"encoding={text}"]
+    for value, words in (
+        (None, "set: key = None has no form in a run file; leave the key out"), ({"a": [None]}, r"set: key.a\[0\] = None"),
+        ({1: 2}, "set: key has the key 1; keys are strings"), (1j, "set: key = 1j has no form in a run file; use numbers"),
+    ):  # fmt: skip
+        with pytest.raises(TypeError, match=words):
+            runs._settings({"set": {"key": value}})
+    told = {"encoding": {"kind": "kernel", "bias": "log(b, a)", "window": 8}, "train.steps": 2, "train.eval_interval": 2}
+    run = runs.train(prepared / "run.toml", prepared / "nested", set=told)
+    assert run.plan["encoding"]["bias"] == "log(b, a)" and run.plan["encoding"]["window"] == 8
+
+
 def test_what_the_command_says_is_the_error(prepared):
     with pytest.raises(runs.CommandError, match="error: "):
         runs.train(prepared / "missing.toml", prepared / "nothing")

@@ -159,7 +159,7 @@ def test_encodings_do_not_wait(launched, name):
     layer = moved(getattr(kt, name)(2, 8, seed=0))
     q, rows = empty(1, 2, 30, 8), empty(1, 30, 16)
     own = OWN.get(name)
-    for causal in (True, name in ("Inkling", "Xpos")):
+    for causal in (True, layer._causal_only or name == "Xpos"):
         with NoWaiting():
             more = {own: getattr(layer, own)(rows)} if own else {}
             layer(q, q, q, causal=causal, **more).sum().backward()

@@ -3,7 +3,7 @@
 
 use crate::array::{DType, Element, OptionalObject, PythonArray};
 use crate::attention::AttentionRule;
-use crate::parts::{attention_dims, key_lengths, packed_documents};
+use crate::parts::{attention_dims, key_lengths, packed_documents, rise};
 use crate::threads::{Workload, run};
 use kerple_core::Number;
 use kerple_core::attention::{
@@ -13,6 +13,7 @@ use kerple_core::attention::{
 use kerple_core::forms::{Sides, Strided};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use std::cmp::Ordering::{Equal, Less};
 
 /// What tokens between a query and a key do to their product.
 enum Between {
@@ -66,14 +67,6 @@ impl Between {
             ("decays", None) => {
                 let sums = PythonArray::of("decays", first)?;
                 sums.expect_shape("B, H, K, D", &[batch, heads, keys, head_dim])?;
-                let rises = |rows: &[f64]| {
-                    let (before, after) = (&rows[..rows.len() - head_dim], &rows[head_dim..]);
-                    // also where one is NaN
-                    !before.iter().zip(after).all(|(before, after)| after <= before)
-                };
-                if keys > 0 && sums.values::<f64>()?.chunks_exact(keys * head_dim).any(rises) {
-                    return refuse("decays: they must be at most 0".to_owned());
-                }
                 Ok(Between::Decays { sums })
             }
             ("path_bias", Some(second)) => {
@@ -161,6 +154,13 @@ impl ContentArrays {
             Some(array) => Some(packed_documents(&array, batch, [queries, keys])?),
             None => None,
         };
+        if let Between::Decays { sums } = &between {
+            // also where one is NaN; sums of documents begin anew
+            let rises = |before: f64, after: f64| !matches!(after.partial_cmp(&before), Some(Less | Equal));
+            if rise(sums.values::<f64>()?, dims, dims.head_dim, documents.as_ref(), rises) {
+                return refuse("decays: they must be at most 0".to_owned());
+            }
+        }
         for document in documents.iter().flat_map(PackedDocuments::documents) {
             if document.queries > document.keys {
                 let message = format!("q: a document has {} queries and {} keys", document.queries, document.keys);

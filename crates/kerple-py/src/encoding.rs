@@ -146,10 +146,10 @@ impl PyEncoding {
             serde_json::from_str(keys).map_err(|error| refuse(format!("encoding: {error}")))?;
         let geometry = Geometry::new(heads, head_dim, train_len);
         let geometry = Geometry { d_model: d_model.unwrap_or(geometry.d_model), ..geometry };
-        encoding.check(&geometry).map_err(|refusal| refuse(refusal.line()))?;
         if encoding.randomized.is_some() {
             return Err(refuse("`randomized`: only `kerple train` draws positions; leave it out".to_owned()));
         }
+        encoding.check(&geometry).map_err(|refusal| refuse(refusal.line()))?;
         if let Some(scaling) = encoding.scaling().filter(|scaling| scaling.grouped().is_some()) {
             let label = scaling.label();
             return Err(refuse(format!(
@@ -204,6 +204,12 @@ impl PyEncoding {
     #[getter]
     fn fades(&self) -> bool {
         self.feature_decay().is_some()
+    }
+
+    /// Whether it is defined for causal attention only.
+    #[getter]
+    fn causal_only(&self) -> bool {
+        self.encoding.is_causal_only()
     }
 
     /// Where it enters a model: `nowhere`, `embeddings`, `rotation`, `scores`, `map`, `gates`,

@@ -114,6 +114,12 @@ impl LinearRule {
 
     fn stream(&self, drawn: Drawn) -> rand_chacha::ChaCha8Rng {
         let [seed, draw, layer] = self.noise;
+        let (encoding, geometry) = self.encoding.get().parts();
+        let code = encoding.code(geometry).filter(|_| drawn != Drawn::Omega);
+        let draw = if code.as_ref().is_some_and(|code| code.frozen) { 0 } else { draw };
+        // the noise of a gate is each layer's own
+        let is_shared = drawn == Drawn::Code && code.is_some_and(|code| code.shared);
+        let layer = if is_shared { 0 } else { layer };
         // counted down from the end, where no row of a training step is
         stream_at(seed, Purpose::Noise, [draw, u64::MAX - (layer << 2 | drawn as u64)])
     }

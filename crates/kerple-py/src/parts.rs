@@ -2,7 +2,7 @@
 //! sequences begin with padding. Distances do not change when the keys before the first are dropped.
 
 use crate::array::{DType, PythonArray};
-use kerple_core::attention::{AttentionDims, PackedDocuments, PackingError};
+use kerple_core::attention::{AttentionDims, DocumentSegment, PackedDocuments, PackingError};
 use kerple_core::forms::Sides;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -132,6 +132,27 @@ pub fn packed_documents(array: &PythonArray, batch: usize, [queries, keys]: [usi
         return refuse(format!("q: {queries} queries exceed the {keys} keys of packed documents"));
     }
     Ok(packed)
+}
+
+/// Whether sums `[B, H, K, W]` rise from a key to the next, in packed documents to the next of the same.
+pub fn rise(
+    sums: &[f64],
+    AttentionDims { batch, heads, keys, .. }: AttentionDims,
+    width: usize,
+    documents: Option<&PackedDocuments>,
+    rises: impl Fn(f64, f64) -> bool,
+) -> bool {
+    let own = |DocumentSegment { row, first_key, keys, .. }: DocumentSegment| (row, first_key, keys);
+    let segments: Vec<_> = match documents {
+        Some(documents) => documents.documents().map(own).collect(),
+        None => (0..batch).map(|row| (row, 0, keys)).collect(),
+    };
+    let of_head = |(row, first, len): (usize, usize, usize), head: usize| {
+        let before = &sums[((row * heads + head) * keys + first) * width..][..len * width];
+        let after = before.get(width..).unwrap_or_default();
+        before.iter().zip(after).any(|(before, after)| rises(*before, *after))
+    };
+    segments.into_iter().any(|segment| (0..heads).any(|head| of_head(segment, head)))
 }
 
 /// Lets `f` write rows of `len` numbers without the first `skip` of each, which become `before`.

@@ -11,7 +11,7 @@ from torch import Tensor
 from .._renamed import refuse_arguments
 from . import _maps
 from ._checks import HALF, check_device, check_tensor, scale_of, softcap_of
-from ._documents import documents_of, limits_of, positions_of, whole_numbers
+from ._documents import documents_of, limits_of, positions_of, sums_after, whole_numbers
 from ._gpu import DEVICES, dropout_bound, prefix_sums
 from ._ops import call
 from ._positions import learned_of
@@ -82,12 +82,15 @@ def clocks_of(
 ) -> Tensor | None:
     """Cumulative gates in f64, counted from the last key.
 
-    Attention only uses their differences. Counting from the last key makes the gradient of a gate
-    the sum of the gradients of earlier cumulative gates, which is exact from the first one on.
+    Attention only uses their differences. Counting from the last key, of packed documents that of each, makes the
+    gradient of a gate the sum of the gradients of earlier cumulative gates, which is exact from the first one on.
     """
     if gates is None:
         return None
-    behind = gates_of(gates, heads, k, starts, ends, documents).flip(-1)
+    gates = gates_of(gates, heads, k, starts, ends, documents)
+    if documents is not None:
+        return -sums_after(gates, documents)
+    behind = gates.flip(-1)
     behind = (prefix_sums(behind) if k.device.type in DEVICES else behind.cumsum(-1)).flip(-1)
     return -torch.nn.functional.pad(behind, (0, 1))[..., 1:]
 
@@ -244,7 +247,7 @@ def attention(
             other arguments by name. ``decays`` take ``gates`` and ``sink_tokens`` too.
         path_bias: ``(p, r, slopes)`` of a bias that every token between adds to (GRAPE-AP): the score of key j gains the
             sum over n = j + 1 .. i of ``slope_h ln sigmoid(p_i . r_n / E)``. p is ``[B, H, Q, E]``, r ``[B, H, K, E]``, and
-            slopes are H numbers. Where documents are packed, sums stay within one.
+            slopes are H numbers. Where documents are packed, sums stay within one. Here and with ``householder`` E of v is D.
         householder: ``(w, beta)`` of products of matrices along the path (PaTH): the product of query and key is
             ``q_i' H_i .. H_(j+1) k_j`` with ``H_t = I - beta_t w_t w_t'``. w is ``[B, G, K, D]`` and beta ``[B, G, K, 1]``, of key
             heads. With ``gates`` it is PaTH-FoX.
@@ -261,7 +264,8 @@ def attention(
             beyond 0 to K are read as 0 or K.
         cu_seqlens: cumulative lengths ``0, n_0, n_0 + n_1, .., K`` of packed documents, ``[N + 1]``,
             for B = 1. No token attends to another document, positions and distances are those
-            within a document, and on the processor results have the bits of each document alone.
+            within a document, and on the processor results have the bits of each document alone; under
+            ``torch.compile`` those with ``gates`` or ``decays`` are the same up to rounding.
             Tables need to reach the longest document only; on GPUs they reach all K keys.
             Jagged nested tensors ``[B, H, L, D]`` are packed documents of one sequence each, and
             give a jagged result: ``torch.nested.nested_tensor([..], layout=torch.jagged)`` of
@@ -280,11 +284,12 @@ def attention(
             generator of the device of q, so that activation checkpointing repeats it.
 
     Returns:
-        ``[B, H, Q, D]``, with the memory layout of q.
+        ``[B, H, Q, E]``, with the memory layout of q.
 
     Raises:
         TypeError: another type of numbers.
         ValueError: shapes, values or devices; the message names the argument and the limit.
+        NotImplementedError: ``decays``, ``path_bias`` or ``householder`` of GPU tensors; forward-mode derivatives.
     """
     if unknown:
         refuse_arguments("attention", unknown)
@@ -510,7 +515,7 @@ def attention_varlen(
 
     Args:
         q: ``[Tq, H, D]``.
-        k, v: ``[Tk, G, D]``.
+        k, v: ``[Tk, G, D]`` and ``[Tk, G, E]``.
         cu_seqlens_q, cu_seqlens_k: cumulative lengths of the documents' queries and keys,
             ``[N + 1]``. On GPUs both must be the same tensor.
         max_seqlen_q, max_seqlen_k: no document has more queries or keys; compared with cumulative
@@ -522,7 +527,7 @@ def attention_varlen(
         relative: ``(r, P)`` as for :func:`attention`, with r of ``[Tq, H, R]``.
 
     Returns:
-        ``[Tq, H, D]``.
+        ``[Tq, H, E]``.
     """
     for name, x in (("q", q), ("k", k), ("v", v)):
         check_tensor(name, x)

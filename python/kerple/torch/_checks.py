@@ -19,7 +19,8 @@ def check_tensor(name: str, x: object, like: Tensor | None = None) -> None:
             f"{' and '.join(GPUS)} tensors, use {name}.cpu()"
         )
     if x.layout is not torch.strided:
-        raise TypeError(f"{name}: layout {x.layout} is not computed with, use a dense tensor")
+        hint = " with cu_seqlens" if x.layout is torch.jagged and name in ("q", "k", "v") else ""
+        raise TypeError(f"{name}: layout {x.layout} is not computed with, use a dense tensor{hint}")
     if like is None:
         if x.dtype not in (torch.float32, torch.float64, *HALF):
             raise TypeError(f"{name}: dtype {x.dtype} is not supported; use float32 or float64")

@@ -12,7 +12,7 @@ from torch import library as registry
 
 from .. import _native
 from ._checks import check_device, check_tensor, number
-from ._documents import whole_numbers
+from ._documents import sums_after, whole_numbers
 from ._ops import _check, _compiling, _dense, _library, _out, _room, _rows, _second, _transforms, refuse_tangents, transformable
 
 _INPUTS = (
@@ -69,7 +69,9 @@ def _slopes(given: object) -> list[float]:
 
 
 def decay_sums(decays: Tensor, k: Tensor, heads: int, lengths: Tensor | None, documents: Tensor | None, lowest: float) -> Tensor:
-    """Cumulative log decays of features, ``[B, H, K, D]`` in f64, counted from the last key; those of padding are not read."""
+    """Cumulative log decays of features, ``[B, H, K, D]`` in f64, counted from the last key, of packed documents that of each; those of
+    padding are not read.
+    """
     wanted = (k.shape[0], heads, k.shape[2], k.shape[3])
     if decays.shape != wanted:
         raise ValueError(f"decays: expected [B, H, K, D] = {list(wanted)}, got shape {tuple(decays.shape)}")
@@ -79,6 +81,8 @@ def decay_sums(decays: Tensor, k: Tensor, heads: int, lengths: Tensor | None, do
     if documents is not None and documents.dim() == 2:
         padding = (documents < 0)[:, None, :, None]
     decays = (decays if padding is None else decays.masked_fill(padding, 0.0)).to(torch.float64).clamp(min=lowest)
+    if documents is not None:
+        return -sums_after(decays, documents)
     behind = decays[:, :, 1:].flip(2).cumsum(2).flip(2)
     return -torch.nn.functional.pad(behind, (0, 0, 0, 1)) if k.shape[2] > 0 else decays
 

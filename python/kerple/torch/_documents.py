@@ -104,6 +104,41 @@ def own_keys(documents: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
     return first, torch.where(ids < 0, first, end)
 
 
+def sums_after(x: Tensor, documents: Tensor) -> Tensor:
+    """Of each key of ``x``, ``[B, H, K]`` or ``[B, H, K, D]``, the sum over the later keys of its document.
+
+    They are added from the document's last key on, one after another, as those of a document alone. Where the documents
+    cannot be read without waiting, on GPUs and under ``torch.compile``, sums over 1, 2, 4, .. keys are added up instead.
+    Either way no number of another document is added, whatever its value.
+    """
+    keys = x.shape[2]
+    if 0 in x.shape:
+        return x
+    first, end = own_keys(documents[0, 1] if documents.dim() == 3 else documents, keys)
+    at = torch.arange(keys, device=first.device)
+    later = (end - 1 - at)[:, None] if x.dim() == 3 else (end - 1 - at)[:, None, :, None]
+    sums = x.roll(-1, 2).masked_fill(later < 1, 0.0)
+    if _is_read(documents):
+        rows = []
+        for row, begins in zip(sums.flip(2).unbind(), first == at, strict=True):
+            starts = begins.nonzero().flatten().tolist()
+            lengths = [after - start for start, after in zip(starts, [*starts[1:], keys], strict=True)]
+            rows.append(torch.cat([own.cumsum(1) for own in row.split(lengths[::-1], 1)], 1))
+        return torch.stack(rows).flip(2)
+    span = 1
+    while span < keys:
+        sums = sums + sums.roll(-span, 2).masked_fill(later < span, 0.0)
+        span *= 2
+    return sums
+
+
+def _is_read(x: Tensor) -> bool:
+    """Whether the numbers of a tensor can be read, and without waiting."""
+    if torch.compiler.is_compiling() or x.device.type in DEVICES:
+        return False
+    return x.is_cpu and type(x) is Tensor and not torch._C._functorch.is_batchedtensor(x)
+
+
 def positions_of(documents: Tensor | None, tokens: int) -> Tensor | None:
     """The position of each of ``tokens`` tokens, of keys where queries have others, in its document, ``[B, K]``."""
     if documents is None:

@@ -44,16 +44,20 @@ class Encoding(nn.Module):
         heads: H.
         head_dim: D. Of the tables over distances only T5's depends on it, or those of the others with ``scale="inside"``.
             Where the method depends on it, queries with other numbers of features are refused.
-        train_len: length of the training sequences in tokens; FIRE uses it.
-        d_model: M, features of the hidden states that FoX, KerplePositions and Inkling take, H D by default.
+        train_len: length of the training sequences in tokens; FIRE, FoPE, scaled rotary rates and the bounded gates of Wall
+            use it.
+        d_model: M, features of the hidden states that methods by content take (FoX, KerplePositions, Inkling, SelectiveRope,
+            RotaryPositions, Wall, GrapeAp and Path), H D by default.
         seed: seed of the initial values, which then equal those of ``kerple train``; None draws it
             from torch's generator.
-        layer: gives each layer other initial values, in a model whose layers do not share the
-            encoding.
+        layer: gives each layer other initial values, of parameters that layers do not share: those of most methods, and
+            with ``share="layer"`` those of kernels.
         dtype: type of the parameters.
         keys: keys of the method, such as ``max_distance`` of T5, and ``window``, ``sink_tokens`` and ``scale`` of
             all methods. ``reach`` ends a bias: it is 0 for keys at that distance and beyond. ``distance_cap`` treats
-            keys further away as if they were at that distance.
+            keys further away as if they were at that distance. ``clamp="forward_only"`` leaves stored values free, and
+            ``emulate="bf16"`` rounds as the original's runs did. ``randomized`` is refused, and so is ``decayed``, since the
+            optimizer is yours.
 
     Raises:
         ValueError: a key is invalid; the message contains the key, its value and the limit.
@@ -87,17 +91,20 @@ class Encoding(nn.Module):
         kind = native.kind  # its one name: RoPE is rotary
         if kind == "wall" and keys.get("gate_heads", "query") != "query":
             raise ValueError(
-                "gate_heads = 'kv': a module has as many heads of keys as of queries; make gates with Wall(heads=KV heads) and call"
+                "gate_heads = 'kv': a module has as many heads of keys as of queries; make gates with wall = Wall(heads=KV heads,"
+                " d_model=M), M the features of rows, and call"
                 " kerple.torch.attention(decays=wall.decays(rows).repeat_interleave(H // KV heads, 1))"
             )
-        if not _linear and native.entry in ("embeddings", "code"):
+        if keys.get("decayed"):
+            raise ValueError("decayed = True: the optimizer of a module is yours; leave it out and give weight_decay to the optimizer")
+        if native.entry == "embeddings" or native.entry == "code" and not _linear:
             where = "the embeddings" if native.entry == "embeddings" else "linear attention, see LinearAttention"
-            raise ValueError(f"kind = {kind!r} enters {where}, not the scores of attention")
+            raise ValueError(f"kind = {kind!r} enters {where}, not {'linear attention' if _linear else 'the scores of attention'}")
         self.kind, self.heads, self.head_dim = kind, heads, head_dim
         self.d_model = heads * head_dim if d_model is None else d_model
         self.window, self.sink_tokens = native.window, native.sink_tokens
         self._entry, self._tables, self._own = native.entry, native.tables, native.own
-        self._projected = native.projected
+        self._projected, self._causal_only = native.projected, native.causal_only
         self._key, self._train_len = encoding_key(native.keys, heads, head_dim, train_len, d_model), train_len
         #: Floor and alpha of the log-length factor.
         self._log_scale = json.loads(native.keys).get("log_scale") if native.entry == "relative" else None
@@ -109,6 +116,7 @@ class Encoding(nn.Module):
         #: What the method does depends on the number of features, which the engine compares for score modifications only.
         self._of_features = (
             native.entry in ("rotation", "query_key_map")
+            or native.entry == "feature_gates" and native.rates() is not None
             or kind == "transformer_xl"
             or native.entry == "scores" and (own.get("scale") == "inside") != (kind == "t5")
         )
@@ -212,12 +220,14 @@ class Encoding(nn.Module):
         Both are computed in f64 at every length and cast once.
 
         Raises:
-            ValueError: ``length`` is below 1 or needs more memory than the machine has.
+            ValueError: ``length`` is below 1 or needs more memory than the machine has, or the method is defined for causal
+                attention only.
         """
         dtype = dtype or torch.get_default_dtype()
         if not dtype.is_floating_point:
             raise TypeError(f"dtype = {dtype} must be a type of real numbers, such as torch.float32")
-        return self._table(whole("length", length, 1), flag("causal", causal), dtype, self._device())
+        self._check_causal(causal)
+        return self._table(whole("length", length, 1), causal, dtype, self._device())
 
     def _device(self) -> torch.device:
         """Where the tables of a call without tensors are made."""
@@ -493,6 +503,11 @@ class Encoding(nn.Module):
                 letters = "[B, H]" if len(wanted) == 2 else "[B, H, D/2]"
                 raise ValueError(f"after: expected {letters} = {list(wanted)}, got shape {tuple(after.shape)}")
 
+    def _check_causal(self, causal: object) -> None:
+        """A table of one side must not be mirrored where the method has no other side."""
+        if not flag("causal", causal) and self._causal_only:
+            raise ValueError(f"causal = False: {self.kind} is defined for causal attention only; use causal=True")
+
     def _check_features(self, q: Tensor, k: Tensor) -> None:
         """What the method has of each feature, head or key fits those of the call."""
         if self._of_features and q.shape[-1] != self.head_dim:
@@ -554,11 +569,13 @@ class Encoding(nn.Module):
         dropout_seed: Tensor | int | None = None,
         **unknown: NoReturn,
     ) -> Tensor:
-        """:func:`~kerple.torch.attention` with this method, with the same arguments and result; the method has the
-        kernel of ``positions``. Selective RoPE takes ``angles``, see :meth:`angles`.
+        """:func:`~kerple.torch.attention` with this method, with the same result. ``bias``, ``weight`` and
+        ``position_kernel`` are the method's, ``window`` and ``sink_tokens`` keys of the module; jagged tensors are refused.
+        Selective RoPE takes ``angles``, see :meth:`angles`.
         """
         if unknown:
             refuse_arguments("Encoding.forward", unknown)
+        self._check_causal(causal)
         between = {"decays": decays, "path_bias": path_bias, "householder": householder}
         own = "decays" if "decay_weight" in self._names else _BETWEEN.get(self._entry)
         for name, value in between.items():
@@ -571,6 +588,7 @@ class Encoding(nn.Module):
         if own is not None and q.device.type in DEVICES:
             refuse_encoding(self._key, q.device)
         if own is not None and not (of_heads and gates is None):
+            self._check_features(q, k)
             if self._entry == "content_rotation":
                 q, k, v = turned(q, k, v, angles)
                 angles = None

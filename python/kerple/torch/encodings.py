@@ -6,6 +6,7 @@ function of distance, ``table`` returns it as a tensor through which gradients r
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from .. import kernels
@@ -334,15 +335,22 @@ class Kernel(Encoding):
     kind = "kernel"
 
     def __init__(self, bias: str | None = None, heads: int = 1, *, weight: str | None = None, **options: Any) -> None:
-        self.expression, self._reach = bias, options.get("reach")
         told = {"bias": bias, "weight": weight}
         super().__init__(None, heads, **{key: text for key, text in told.items() if text is not None}, **options)
+        own = json.loads(json.loads(self._key)[0])
+        #: The bias as an expression, also where it is the default; None where there is only a weight.
+        self.expression, self._reach, self._distance_cap = (own.get(name) for name in ("bias", "reach", "distance_cap"))
 
     def certificate(self, points: str = "0..31") -> kernels.Certificate:
-        """The certificate of the bias; see :func:`kerple.certificate`. Nothing is proven of a bias that ends."""
+        """The certificate of the bias; see :func:`kerple.certificate`. Nothing is proven of a bias that ends, or that stays as
+        it is from a distance on.
+        """
         if self.expression is None:
             raise ValueError("there is no bias to prove, only a weight")
         if self._reach is not None:
             text = f"not proven: the bias ends at distance {self._reach}"
             return kernels.Certificate(self.expression, False, text, {"kind": "ended", "reach": self._reach})
+        if self._distance_cap is not None:
+            text = f"not proven: keys at distance {self._distance_cap} and beyond share one bias"
+            return kernels.Certificate(self.expression, False, text, {"kind": "capped", "distance_cap": self._distance_cap})
         return kernels.certificate(self.expression, points)

@@ -256,8 +256,9 @@ class LinearAttention(Encoding):
     """``sum_j a(i - j) phi(q_i).phi(k_j) v_j`` divided by the same without ``v``, in time linear in
     the length.
 
-    ``a`` is the decay ``exp(b)`` of a kernel, ``kerple_log``, ``kerple_power`` or ``alibi``: exact
-    for near positions, and for the others a sum of decaying exponentials within a thousandth.
+    ``a`` is the decay ``exp(b)`` of a kernel, ``kerple_log``, ``kerple_power``, ``kerple_power_original`` or ``alibi``:
+    exact for near positions, and for the others a sum of decaying exponentials, within a thousandth up to distance
+    1048576. ``r1`` of ``kerple_log`` is at most 4: :meth:`project_` clamps it.
     ``sine_spe`` and ``conv_spe`` are stochastic codes of queries and keys. ``rotary`` rotates them,
     ``none`` has no positions; both accept ``gates``, and ``fox`` computes them. Other methods are
     refused.

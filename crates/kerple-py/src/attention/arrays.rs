@@ -2,7 +2,7 @@
 
 use super::AttentionRule;
 use crate::array::{self, DType, Element, OptionalObject, PythonArray};
-use crate::parts::{SequenceGroup, attention_dims, packed_documents, parts};
+use crate::parts::{SequenceGroup, attention_dims, packed_documents, parts, rise};
 use crate::positions::{PositionArrays, PositionObjects};
 use crate::threads::Workload;
 use kerple_core::Number;
@@ -121,7 +121,7 @@ impl AttentionArrays {
         }
         let intervals = self.intervals(dims, rule)?;
         if let Some(clocks) = &self.clocks {
-            self.check_clocks(clocks, dims, rule)?;
+            self.check_clocks(clocks, dims, documents.as_ref(), rule)?;
         }
         if let Some(relative) = &self.relative {
             self.check_relative(relative, dims, rule)?;
@@ -189,7 +189,13 @@ impl AttentionArrays {
         parts(of_rows, rule.mask.sides(), dims)
     }
 
-    fn check_clocks(&self, clocks: &PythonArray, dims: AttentionDims, rule: &AttentionRule) -> PyResult<()> {
+    fn check_clocks(
+        &self,
+        clocks: &PythonArray,
+        dims: AttentionDims,
+        documents: Option<&PackedDocuments>,
+        rule: &AttentionRule,
+    ) -> PyResult<()> {
         let AttentionDims { batch, heads, queries, keys, .. } = dims;
         clocks.expect_shape("B, H, K", &[batch, heads, keys])?;
         let clocks = clocks.values::<f64>()?;
@@ -206,8 +212,8 @@ impl AttentionArrays {
         if self.starts.as_ref().is_some_and(|starts| starts.shape().len() < 2) {
             return refuse("key_starts: gates without causal=True do not support padding before the keys".to_owned());
         }
-        let rises = |row: &[f64]| row.windows(2).any(|pair| pair[1] > pair[0]);
-        if keys > 0 && clocks.chunks_exact(keys).any(rises) {
+        // sums of documents begin anew
+        if rise(clocks, dims, 1, documents, |before, after| after > before) {
             return refuse("gates: without causal=True they must be at most 0".to_owned());
         }
         Ok(())
