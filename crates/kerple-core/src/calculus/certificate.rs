@@ -167,9 +167,10 @@ pub fn certify(expr: &Expr, points: &Points) -> Result<Certificate, Error> {
     let split = OnesSplit::of(&gram);
     let across = Spectrum::of(split.across.clone());
     let lowest = across.values.first().copied().unwrap_or(f64::INFINITY);
-    let is_pd = spectrum.values[0] >= -tolerance;
-    let is_cpd = lowest >= -tolerance;
-    let is_strictly_cpd = lowest > tolerance;
+    let of_sum_zero = sum_zero_tolerance(&gram);
+    let is_cpd = lowest >= -of_sum_zero;
+    let is_strictly_cpd = lowest > of_sum_zero;
+    let is_pd = is_cpd && spectrum.values[0] >= -tolerance;
     let verdict = match (is_pd, is_strictly_cpd, is_cpd) {
         (true, ..) => KernelVerdict::PositiveDefinite,
         (_, true, _) => KernelVerdict::StrictlyConditionallyPositiveDefinite,
@@ -179,7 +180,7 @@ pub fn certify(expr: &Expr, points: &Points) -> Result<Certificate, Error> {
     let c_min = match verdict {
         KernelVerdict::PositiveDefinite => Ok(0.0),
         KernelVerdict::Neither => Err(NoShift { degenerate: None, reason: NOT_CPD.into() }),
-        _ => smallest_shift(&split, &across, tolerance, ROUNDING * scale, by_construction.class.is_strict()),
+        _ => smallest_shift(&split, &across, of_sum_zero, ROUNDING * scale, by_construction.class.is_strict()),
     };
     let witness = witness(verdict, &gram, &spectrum, &split, &across, c_min.as_ref().err());
     let naive = geometric_search(&spectrum, gram.amax());
@@ -222,7 +223,7 @@ pub fn certify(expr: &Expr, points: &Points) -> Result<Certificate, Error> {
 /// ```
 pub fn is_cpd(expr: &Expr, points: &Points) -> Result<bool, Error> {
     let gram = gram(expr, points)?;
-    let tolerance = TOLERANCE * points.len() as f64 * gram.amax();
+    let tolerance = sum_zero_tolerance(&gram);
     if tolerance == 0.0 || points.len() == 1 {
         return Ok(true);
     }
@@ -230,6 +231,12 @@ pub fn is_cpd(expr: &Expr, points: &Points) -> Result<bool, Error> {
     // Cholesky's method exists where no eigenvalue is below -tolerance
     (0..across.nrows()).for_each(|i| across[(i, i)] += tolerance);
     Ok(across.cholesky().is_some())
+}
+
+/// The tolerance of vectors that sum to 0, to which a constant in the kernel adds nothing but rounding.
+fn sum_zero_tolerance(gram: &DMatrix<f64>) -> f64 {
+    let n = gram.nrows() as f64;
+    TOLERANCE * n * gram.add_scalar(-gram[(0, 0)]).amax() + 10.0 * f64::EPSILON * n * gram.amax()
 }
 
 const NOT_CPD: &str = "not conditionally positive definite: the witness sums to 0, so its negative quadratic form is the same for every c";

@@ -19,7 +19,8 @@ pub(super) fn gram(expr: &Expr, points: &Points) -> Result<DMatrix<f64>, Error> 
         for j in 0..=i {
             let distance = points.distance(i, j);
             let value = expr.at(&[], distance);
-            if !value.is_finite() {
+            // no sum of a quadratic form overflows
+            if !((n * n) as f64 * value).is_finite() {
                 return Err(Error::NotFinite { kernel: expr.to_string(), distance, value });
             }
             (gram[(i, j)], gram[(j, i)]) = (value, value);

@@ -59,7 +59,7 @@ impl Expr {
     /// # Ok::<(), kerple_core::calculus::parse::ParseError>(())
     /// ```
     pub fn parse(text: &str) -> Result<Expr, ParseError> {
-        Parser::new(text, true)?.expr()
+        Parser::new(text, true)?.readable()
     }
 
     /// Reads an expression, proven or not, that has a value at every distance. Its [class](Expr::class) tells which.
@@ -67,7 +67,7 @@ impl Expr {
     /// # Errors
     /// What is wrong and at which character.
     pub fn parse_unproven(text: &str) -> Result<Expr, ParseError> {
-        Parser::new(text, false)?.expr()
+        Parser::new(text, false)?.readable()
     }
 }
 
@@ -93,6 +93,9 @@ enum ProductFactor {
     Kernel(Node),
 }
 
+/// What is limited of a text.
+const LENGTH: &str = "the length";
+
 struct Parser<'a> {
     text: &'a str,
     tokens: Vec<(Token, TextSpan)>,
@@ -106,14 +109,31 @@ type Parsed<T> = Result<T, ParseError>;
 impl<'a> Parser<'a> {
     fn new(text: &'a str, strict: bool) -> Parsed<Self> {
         if text.len() > MAX_LENGTH {
-            let kind = ParseErrorKind::TooLarge { what: "the length", value: text.len(), limit: MAX_LENGTH };
+            let kind = ParseErrorKind::TooLarge { what: LENGTH, value: text.len(), limit: MAX_LENGTH };
             return Err(error("", 0..1, kind));
         }
         let tokens = tokens(text).map_err(|(span, kind)| error(text, span, kind))?;
         Ok(Parser { text, tokens, next: 0, depth: 0, strict })
     }
 
-    fn expr(mut self) -> Parsed<Expr> {
+    /// An expression whose canonical form, which is longer and nested deeper than some texts, is within the limits too.
+    fn readable(mut self) -> Parsed<Expr> {
+        let expr = self.expr()?;
+        let written = expr.to_string();
+        match Parser::new(&written, false).and_then(|mut again| again.expr()) {
+            Err(ParseError { kind: ParseErrorKind::TooLarge { what, value, limit }, .. }) => {
+                let what = if what == LENGTH {
+                    "the length of its canonical form"
+                } else {
+                    "the nesting of its canonical form"
+                };
+                Err(self.fail(0..self.text.len(), ParseErrorKind::TooLarge { what, value, limit }))
+            }
+            _ => Ok(expr),
+        }
+    }
+
+    fn expr(&mut self) -> Parsed<Expr> {
         let root = self.sum()?;
         match self.peek(0) {
             Token::End => Ok(Expr { root }),

@@ -200,6 +200,8 @@ pub struct FeatureReport {
     pub points: String,
     /// The shift `c` of the kernel `c + k` that the features factor.
     pub shift: f64,
+    /// Ranks that were asked for.
+    pub ranks: Vec<usize>,
     /// Features of full rank, then of the ranks asked for.
     pub maps: Vec<KernelFeatures>,
 }
@@ -215,6 +217,10 @@ impl fmt::Display for FeatureReport {
         for map in &self.maps {
             writeln!(f, "{:>6}  {:>12}  {:>12}", map.rank, error(map.max_error), error(map.frobenius_error))?;
         }
+        let full = self.maps.first().map_or(0, |map| map.rank);
+        for rank in self.ranks.iter().filter(|rank| **rank > full) {
+            writeln!(f, "note: rank {rank}: only {full} eigenvalues are positive, so there are {full} features")?;
+        }
         Ok(())
     }
 }
@@ -228,7 +234,8 @@ pub fn features(expr: &str, points: &str, ranks: &[usize]) -> Result<FeatureRepo
     let points = Points::parse(points)?;
     let asked = std::iter::once(None).chain(ranks.iter().copied().map(Some));
     let maps = asked.map(|rank| geometry::features(&expr, &points, rank)).collect::<Result<Vec<_>, _>>()?;
-    Ok(FeatureReport { kernel: expr.to_string(), points: points.to_string(), shift: maps[0].shift, maps })
+    let (kernel, points, ranks) = (expr.to_string(), points.to_string(), ranks.to_vec());
+    Ok(FeatureReport { kernel, points, shift: maps[0].shift, ranks, maps })
 }
 
 /// How far a kernel used as a bias lets a row of attention see; the answer of [`effective_span`].

@@ -5,9 +5,12 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
 use super::base::BaseKernel;
+use super::certificate::{certify, is_cpd};
+use super::error::Error;
 use super::expr::Expr;
 use super::function::Function;
 use super::parse::ParseErrorKind;
+use super::points::Points;
 use super::rules::{KernelClass, ProofRule};
 use crate::emulate::Emulate;
 
@@ -387,6 +390,15 @@ fn errors_point_at_the_character() {
     }
     let long = vec!["log"; 2000].join("+");
     assert!(matches!(Expr::parse(&long).unwrap_err().kind, ParseErrorKind::TooLarge { limit: 4096, .. }));
+    // what is written of an expression can be read again
+    for (text, limit) in [
+        (format!("{}log(1, 1){}", "neglog(".repeat(40), ")".repeat(40)), 64),
+        (["log(1e-300, 1)"; 14].join(" + "), 4096),
+    ] {
+        let error = Expr::parse(&text).unwrap_err();
+        assert!(matches!(error.kind, ParseErrorKind::TooLarge { limit: of, .. } if of == limit), "{error}");
+        assert!(error.to_string().contains("of its canonical form"), "{error}");
+    }
     assert!(matches!(Expr::parse_unproven("power(1, 0)").unwrap_err().kind, ParseErrorKind::OutOfRange { .. }));
 }
 
@@ -418,4 +430,20 @@ fn every_rule_and_function_is_reachable() {
     walk(&expr.derivation(), &mut seen);
     assert!(ProofRule::ALL.iter().all(|rule| seen.contains(rule)), "{}", expr.derivation());
     assert!(Function::ALL.iter().all(|function| expr.to_string().contains(function.name())));
+}
+
+#[test]
+fn a_constant_hides_no_negative_direction() {
+    let points = Points::parse("0..7").unwrap();
+    for text in ["power(1, 2.5)", "3e9 + power(1, 2.5)"] {
+        let expr = Expr::parse_unproven(text).unwrap();
+        let found = certify(&expr, &points).unwrap();
+        assert!(!found.is_pd && !found.is_cpd && !is_cpd(&expr, &points).unwrap(), "{text}");
+    }
+    let found = certify(&Expr::parse("3e9 + power(1, 1)").unwrap(), &points).unwrap();
+    assert!(found.is_pd && found.is_cpd && found.is_strictly_cpd);
+    for text in ["power(1e307, 1)", "1e308 + log(1, 1)"] {
+        let found = certify(&Expr::parse(text).unwrap(), &points);
+        assert!(matches!(found, Err(Error::NotFinite { .. })), "{text}");
+    }
 }
