@@ -46,6 +46,9 @@ use std::path::{Path, PathBuf};
 /// Name of the folder of the pages, within that of the reproduction.
 pub const PAGE_FOLDER: &str = "paper";
 
+/// Name of the numbers of all cells, beside the pages.
+const NUMBERS: &str = "cells.csv";
+
 /// Ids of the tables and figures of a paper, or of an experiment of the project; none of one that is unknown.
 pub fn items(paper: &str) -> Vec<String> {
     registry::ids(paper)
@@ -72,6 +75,14 @@ pub fn markdown(folder: &Path) -> Result<String> {
     let made = registry::items(&reproduction, folder)?;
     let [_, (_, text)] = PaperPage::new(&reproduction, &made, &[]).render()?;
     Ok(text)
+}
+
+/// Refuses a folder of a reproduction whose pages are not of one.
+///
+/// # Errors
+/// What is another's; a disk that does not answer.
+pub(crate) fn refuse_others(folder: &Path) -> Result<()> {
+    refuse_foreign(&folder.join(PAGE_FOLDER), NUMBERS)
 }
 
 /// Makes the pages of the reproduction in `folder`, of the tables and figures named, or of all. `facts` are names and
@@ -101,7 +112,7 @@ pub(crate) fn write_into(
     facts: &[(&'static str, String)],
 ) -> Result<PageSummary> {
     let reproduction = ReproductionFolder::read(folder)?;
-    refuse_foreign(out, "cells.csv")?;
+    refuse_foreign(out, NUMBERS)?;
     let made = registry::items(&reproduction, folder)?;
     let made: Vec<PageItem> = made.into_iter().filter(|item| wanted(&item.id, &item.title)).collect();
     let mut files = Vec::new();
@@ -119,7 +130,7 @@ pub(crate) fn write_into(
         put(out.join(name), text.into_bytes(), &mut files)?;
     }
     let rows = made.iter().flat_map(|item| &item.cells);
-    put(out.join("cells.csv"), csv("cells", rows.clone())?, &mut files)?;
+    put(out.join(NUMBERS), csv("cells", rows.clone())?, &mut files)?;
     write_json(&out.join("cells.json"), &rows.collect::<Vec<_>>())?;
     let items = made.iter().map(PageItem::summary).collect();
     Ok(PageSummary { index: out.join(INDEX), items, notes: reproduction.notes })

@@ -207,7 +207,14 @@ impl Reproduction {
         let options = |corpus: &CorpusConfig| -> Result<PrepareOptions> {
             let folder = self.texts(corpus)?;
             let tokenizer = match &self.data {
-                Some(data) if corpus.tokenizer.ends_with(".json") => data.join(&corpus.tokenizer).display().to_string(),
+                Some(data) if corpus.tokenizer.ends_with(".json") => {
+                    let file = data.join(&corpus.tokenizer);
+                    if !kerple_run::files::is_file(&file).map_err(Error::io_while("looking for", &file))? {
+                        let hint = "put the tokenizer.json of that model there, under this name";
+                        return Err(Error::refused(format!("{} is missing", file.display()), hint));
+                    }
+                    file.display().to_string()
+                }
                 _ => corpus.tokenizer.clone(),
             };
             Ok(PrepareOptions {
@@ -219,6 +226,10 @@ impl Reproduction {
                 ..PrepareOptions::new(Sources::paths(&[folder]), &self.data_of(&corpus.name))
             })
         };
+        let of_tasks = self.experiment.corpora.iter().filter(|corpus| corpus.task.is_some());
+        let files =
+            of_tasks.filter(|corpus| needed.contains(corpus.name.as_str()) && !corpus.texts.as_os_str().is_empty());
+        files.map(|corpus| self.texts(corpus)).find(Result::is_err).transpose()?;
         let mut missing = Vec::new();
         for corpus in self.experiment.corpora.iter().filter(needs) {
             if kerple_data::is_prepared(&self.data_of(&corpus.name)) {
@@ -244,8 +255,15 @@ impl Reproduction {
             }
             (None, None) => {
                 let message = format!("the {} scale needs texts", self.scale);
-                let folders: Vec<_> = self.experiment.corpora.iter().map(|c| c.texts.display().to_string()).collect();
-                let hint = format!("give --data DIR, the folder that contains {}", folders.join(", "));
+                let texts = self.experiment.corpora.iter().map(|corpus| corpus.texts.display().to_string());
+                let tokenizers = self.experiment.corpora.iter().map(|corpus| corpus.tokenizer.clone());
+                let mut files = Vec::new();
+                for name in texts.chain(tokenizers.filter(|name| name.ends_with(".json"))) {
+                    if !name.is_empty() && !files.contains(&name) {
+                        files.push(name);
+                    }
+                }
+                let hint = format!("give --data DIR, the folder that contains {}", files.join(", "));
                 Err(Error::refused(message, hint))
             }
         }
@@ -368,7 +386,11 @@ impl Reproduction {
             runtime: &alone,
         };
         let jobs: Vec<SweepJob> = (0..self.planned.len()).map(job).collect();
-        sweep::run_all(&jobs, (shard, ranks), stop, tell)
+        // an experiment has its segments, whatever options `kerple eval` has for them
+        sweep::run_all(&jobs, (shard, ranks), stop, tell).map_err(|error| match error.hint() {
+            hint if hint.contains("--n-segments") => Error::refused(error.to_string(), "give more text with --data"),
+            _ => error,
+        })
     }
 
     /// Where the files of a task are, for tasks about files.

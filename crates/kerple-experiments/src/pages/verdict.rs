@@ -132,9 +132,12 @@ pub(super) struct LengthDifferences {
 /// Size of what is subtracted here: losses in nats, which are below 16 wherever a model has learned anything, and shares.
 const SIZE: f64 = 16.0;
 
-/// Tests differences of losses or shares.
+/// Tests differences of losses or shares; those that are all 0 show no spread either.
 pub(super) fn test(differences: &[f64]) -> Result<PairedTest, Untestable> {
-    t_test_of_differences(differences, SIZE)
+    match t_test_of_differences(differences, SIZE) {
+        Ok(test) if test.standard_error == 0.0 => Err(Untestable::NoSpread { n: test.n }),
+        tested => tested,
+    }
 }
 
 /// Judges a claim by the differences at its lengths; `None` before there are any.

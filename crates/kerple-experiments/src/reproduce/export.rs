@@ -7,16 +7,20 @@ use super::refuse_another;
 use crate::error::{Error, Result};
 use crate::floors::{FLOORS_FILE, Floor};
 use crate::manifest::Manifest;
-use crate::packed::{pack, unpacked as unpack};
+use crate::packed::{SUMS_FILE, pack, unpacked as unpack};
+use crate::pages;
 use crate::seal::{refuse_broken, seal};
 use crate::timing::{TIMING_FILE, Timing};
 use kerple_lm::checkpoint;
 use kerple_lm::run::RunFolder;
 use kerple_run::{
-    ATTENTION_SCORES_FILE, EVALUATION_FILE, KERNELS_FILE, METRICS_FILE, PLAN_FILE, PROBES_FILE, SESSIONS_FILE, look,
-    read_json, read_rows,
+    ARCHIVE_FILE, ATTENTION_SCORES_FILE, EVALUATION_FILE, KERNELS_FILE, METRICS_FILE, PLAN_FILE, PROBES_FILE,
+    SESSIONS_FILE, look, read_json, read_rows,
 };
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Number, Value};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
@@ -49,14 +53,22 @@ pub fn export(out: &Path, folder: &Path) -> Result<usize> {
     }
     pack(&manifest, kept.path(), folder)?;
     kerple_run::write_json(&folder.join(kerple_run::MANIFEST_FILE), &manifest)?;
-    if look(&out.join(TIMING_FILE))?.is_some() {
-        kerple_run::write_json(&folder.join(TIMING_FILE), &read_json::<Timing>(&out.join(TIMING_FILE))?)?;
-    }
-    if look(&out.join(FLOORS_FILE))?.is_some() {
-        kerple_run::write_json(&folder.join(FLOORS_FILE), &read_json::<Vec<Floor>>(&out.join(FLOORS_FILE))?)?;
-    }
+    replace::<Timing>(out, folder, TIMING_FILE)?;
+    replace::<Vec<Floor>>(out, folder, FLOORS_FILE)?;
     seal(folder)?;
     Ok(runs)
+}
+
+/// Copies a file, or removes that of an older export where there is none.
+fn replace<F: Serialize + DeserializeOwned>(out: &Path, folder: &Path, name: &str) -> Result<()> {
+    let (from, to) = (out.join(name), folder.join(name));
+    if look(&from)?.is_some() {
+        return kerple_run::write_json(&to, &read_json::<F>(&from)?);
+    }
+    match std::fs::remove_file(&to) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(Error::io_while("removing", &to)(error)),
+        _ => Ok(()),
+    }
 }
 
 /// What is kept of the rows of a file.
@@ -199,6 +211,16 @@ fn refuse_target(manifest: &Manifest, out: &Path, folder: &Path) -> Result<()> {
         return Err(Error::refused(message, hint));
     }
     refuse_another(folder, &manifest.paper, &manifest.scale, "--export")?;
+    if Manifest::find(folder)?.is_none() {
+        for name in [ARCHIVE_FILE, SUMS_FILE, TIMING_FILE, FLOORS_FILE] {
+            let path = folder.join(name);
+            if look(&path)?.is_some() {
+                let message = format!("{} exists, in a folder that is not an export", path.display());
+                return Err(Error::refused(message, hint));
+            }
+        }
+    }
+    pages::refuse_others(folder)?;
     for run in &manifest.runs {
         let trained = checkpoint::folder(&folder.join(&run.folder));
         if look(&trained)?.is_some() {
