@@ -209,7 +209,11 @@ impl PositionalEncoding {
     /// A method that does not rotate, or a scaling that gives no rates.
     pub fn with_rope_scaling(&self, scaling: RopeScaling) -> Result<PositionalEncoding, ConfigError> {
         let scaled = self.encoding.with_rope_scaling(scaling).map_err(|error| {
-            if self.encoding.rotates() || !self.others.iter().any(|other| other.encoding.rotates()) {
+            let Some(other) = self.others.iter().find(|other| other.encoding.rotates()) else { return error };
+            if self.encoding.rotates() {
+                return error;
+            }
+            if let Err(error) = other.encoding.with_rope_scaling(scaling) {
                 return error;
             }
             let message = format!("{}, and layers that rotate are scaled with the model's own encoding", error.message);

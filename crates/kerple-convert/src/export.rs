@@ -174,15 +174,18 @@ fn first_family(plan: &Plan, options: &ExportOptions) -> Result<FamilyConfig> {
         ModelFamily::Kerple => config::kerple(plan),
         _ => native::config(family, plan, options),
     };
-    if let Some(family) = options.family {
-        return represent(family).map_err(|why| {
+    let or_refuse = |family: ModelFamily| {
+        represent(family).map_err(|why| {
             let message = format!("{} cannot represent this model: {why}", family.model_type());
             let hint = match family {
                 ModelFamily::Kerple => "evaluate the run with kerple, or serve it",
                 _ => "leave out --arch to use the first architecture that can",
             };
             Error::refused(message, hint)
-        });
+        })
+    };
+    if let Some(family) = options.family {
+        return or_refuse(family);
     }
     let init_from = plan.init_from.as_ref().and_then(|init_from| init_from.family());
     let known = init_from.into_iter().filter(|family| *family != ModelFamily::Kerple);
@@ -191,7 +194,7 @@ fn first_family(plan: &Plan, options: &ExportOptions) -> Result<FamilyConfig> {
     if let Some(chosen) = known.into_iter().find_map(|family| represent(family).ok()) {
         return Ok(chosen);
     }
-    represent(ModelFamily::Kerple).map_err(|why| Error::refused(why, "evaluate the run with kerple, or serve it"))
+    or_refuse(ModelFamily::Kerple)
 }
 
 /// A folder in the making, beside the place it is for.

@@ -143,6 +143,10 @@ fn values_that_training_does_not_keep_are_said() {
     let layer = &report(&curves, "log", false).sources[0].layers[0];
     let (keys, note) = (layer.warm_start.as_ref().unwrap(), layer.note.as_ref().unwrap());
     assert!(keys.contains("bias = \"log(b, 0.0039") && note.contains("the median of the heads"), "{keys} {note}");
+    // of two heads, halfway between them
+    let curves = [log_values(1.3, 0.4, 512), log_values(1.0, 0.003, 512)];
+    let layer = &report(&curves, "log", false).sources[0].layers[0];
+    assert!(layer.warm_start.as_ref().unwrap().contains("log(b, a)"), "{layer:?}");
     // a head without a kernel starts with the others
     let rising = (0..96).map(f64::from).collect();
     let curves = [log_values(1.3, 0.4, 96), rising, log_values(0.7, 0.1, 96)];

@@ -269,6 +269,16 @@ fn json_has_curves_over_distances_and_buckets() {
         let error = message(&file(dir.path(), "bad.json", &text), &ReadOptions::default());
         assert!(error.contains(wanted) && error.contains("bad.json"), "{error}");
     }
+    // what other programs write for JSON
+    let curves = r#"{"distances": [0], "curves": [{"name": "h", "values": [NaN]}]}"#;
+    for (text, wanted) in [
+        (format!("\u{feff}{}", curves.replace("NaN", "1")), "without a byte order mark"),
+        (curves.to_owned(), "write null where a value is missing"),
+        (curves.replace("NaN", "x"), "write {\"distances\""),
+    ] {
+        let error = read(&file(dir.path(), "bad.json", &text), &ReadOptions::default()).unwrap_err();
+        assert!(error.hint().contains(wanted), "{}", error.hint());
+    }
 }
 
 #[test]

@@ -382,6 +382,7 @@ fn newest_of<T>(
     for (step, path) in listed.iter().rev() {
         match load(path) {
             Ok(value) => return Ok(Some(NewestCheckpoint { path: path.clone(), value, notes })),
+            Err(error) if strict && listed.len() == 1 => return Err(of_the_only(error)),
             Err(error) if strict || !is_damage(&error) => return Err(error),
             Err(error) => {
                 notes.push(format!("skipped the checkpoint of step {step}: {error}"));
@@ -389,7 +390,16 @@ fn newest_of<T>(
             }
         }
     }
-    first.map_or(Ok(None), Err)
+    first.map_or(Ok(None), |error| Err(of_the_only(error)))
+}
+
+/// The same of a checkpoint beside which there is no whole one.
+fn of_the_only(error: Error) -> Error {
+    const HINT: &str = "restore the checkpoint from a copy; without one, train again in another --out folder";
+    match error {
+        Error::Damaged { path, place, message, .. } => Error::Damaged { path, place, message, hint: HINT.to_owned() },
+        other => other,
+    }
 }
 
 /// Whether an error says that a checkpoint is not whole.

@@ -15,7 +15,7 @@ use crate::plan::{self, DataInfo, Plan};
 use crate::run::{InitialRun, RunFolder};
 use crate::tensors::{self, TensorFile, TensorSpec};
 use kerple_burn::parameters::{self, NamedParameter};
-use kerple_core::encoding::{Encoding, Geometry, Method};
+use kerple_core::encoding::{Encoding, Geometry, Method, kind_of};
 use kerple_run::InitFrom;
 use std::path::Path;
 
@@ -31,6 +31,11 @@ pub struct BaseRun {
 }
 
 impl BaseRun {
+    /// Whether its weights came from elsewhere, and were not trained here since.
+    pub fn is_imported(&self) -> bool {
+        matches!(self.plan.init_from, Some(InitFrom::Imported { .. }))
+    }
+
     /// Opens the newest good checkpoint of a run that was trained on a text, or imported.
     ///
     /// # Errors
@@ -94,7 +99,8 @@ impl BaseRun {
         let mut kinds =
             overrides.iter().filter_map(|set| set.split_once('=')).filter(|(key, _)| key.trim() == "encoding.kind");
         let is_other = |(_, kind): (&str, &str)| {
-            before.as_ref().and_then(toml::Value::as_str) != Some(kind.trim().trim_matches(['"', '\'']))
+            let kind = kind.trim().trim_matches(['"', '\'']);
+            before.as_ref().and_then(toml::Value::as_str) != Some(kind_of(kind).unwrap_or(kind))
         };
         if kinds.next_back().is_some_and(is_other) {
             table.remove("encoding");

@@ -242,7 +242,10 @@ fn places(name: &str, kind: &LayerConfig, n_layers: usize) -> Result<Vec<usize>>
         (Some(at), None) => {
             let mut at = at.clone();
             at.sort_unstable();
-            at.dedup();
+            if let Some(twice) = at.windows(2).find(|pair| pair[0] == pair[1]) {
+                let message = format!("layer {} is listed twice", twice[0]);
+                return refuse(name, ".at", message, "list each layer once");
+            }
             match at.last() {
                 None => refuse(
                     name,

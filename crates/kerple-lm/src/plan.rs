@@ -418,6 +418,10 @@ impl Plan {
     /// # Errors
     /// Other text, other settings, each with both values; fewer updates than are done; a stop rule that was added.
     pub fn check_resume(&self, next: &Plan, done: u64) -> Result<()> {
+        let is_task = self.data.task.is_some() || next.data.task.is_some();
+        if is_task && self.data.task != next.data.task {
+            return Err(self.refuse_other(next, done));
+        }
         if self.data_info.content != next.data_info.content {
             let message = format!("{} contains other text than the run was started with", next.data.path.display());
             let hint = "restore the text, or train a new run on the new text in another --out folder";

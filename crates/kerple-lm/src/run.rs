@@ -65,6 +65,17 @@ pub struct TrainedModel<M = Decoder> {
     pub notes: Vec<String>,
 }
 
+/// Folders between a folder of runs and a run: OUT/TASK/LABEL/seed-N.
+const DEEPEST_RUN: usize = 3;
+
+/// A run in a folder, or so many folders below; what cannot be listed has none.
+fn run_below(folder: &Path, depth: usize) -> Option<PathBuf> {
+    let folders = kerple_run::files::folders_in(folder).unwrap_or_default();
+    let is_run = |folder: &PathBuf| folder.join(kerple_run::PLAN_FILE).is_file();
+    let below = || folders.iter().filter(|_| depth > 1).find_map(|folder| run_below(folder, depth - 1));
+    folders.iter().find(|folder| is_run(folder)).cloned().or_else(below)
+}
+
 impl RunFolder {
     /// The run in this folder, which need not exist yet.
     pub fn new(path: impl Into<PathBuf>) -> RunFolder {
@@ -86,10 +97,11 @@ impl RunFolder {
         RunLock::take(&self.path)
     }
 
-    /// Refuses the folder of a prepared corpus, and a place within another run, where nothing would look for this one.
+    /// Refuses the folder of a prepared corpus, a place within another run, where nothing would look for this one, and a folder
+    /// of runs, where nothing would look for those.
     ///
     /// # Errors
-    /// Either of them; what the file system does not show.
+    /// Each of them; what the file system does not show.
     pub fn check_place(&self) -> Result<()> {
         const HINT: &str = "choose another folder with --out, which will contain the run";
         if present(&self.path.join(kerple_run::PLAN_FILE))? {
@@ -104,6 +116,10 @@ impl RunFolder {
                 let message = format!("{} is inside the run {}", self.path.display(), folder.display());
                 return Err(Error::refused(message, HINT));
             }
+        }
+        if let Some(other) = run_below(&self.path, DEEPEST_RUN) {
+            let message = format!("{} contains the run {}", self.path.display(), other.display());
+            return Err(Error::refused(message, HINT));
         }
         Ok(())
     }

@@ -131,6 +131,11 @@ impl Shard {
         job % self.count == self.index
     }
 
+    /// How many of so many jobs are this process's.
+    pub fn count_of(self, jobs: usize) -> usize {
+        (0..jobs).filter(|job| self.takes(*job)).count()
+    }
+
     /// What of it is a rank's: all shards' ranks together are as many shards.
     fn of(self, ranks: &Ranks) -> Shard {
         Shard { index: self.index + self.count * ranks.rank(), count: self.count * ranks.world_size() }
@@ -198,7 +203,7 @@ enum JobEnd {
 }
 
 fn run_own(jobs: &[SweepJob], shard: Shard, stop: &AtomicBool, tell: &mut dyn FnMut(SweepEvent)) -> Result<bool> {
-    let (mut lost, mut elsewhere) = (None, BTreeMap::new());
+    let (mut lost, mut elsewhere, mut said) = (None, BTreeMap::new(), BTreeSet::new());
     let mut work = |due: &[usize], tell: &mut dyn FnMut(SweepEvent)| -> Result<Option<Vec<(usize, String)>>> {
         let mut waiting = Vec::new();
         for &index in due {
@@ -207,6 +212,9 @@ fn run_own(jobs: &[SweepJob], shard: Shard, stop: &AtomicBool, tell: &mut dyn Fn
             let micro_batch = job.plan.train.micro_batch_size.unwrap_or(job.plan.train.batch_size);
             let memory = job.plan.training_memory(micro_batch, job.runtime.kept_precision());
             tell(SweepEvent::Run { name, seed, index, runs, memory });
+            for key in job.plan.keys_without_effect().into_iter().filter(|key| said.insert(key.clone())) {
+                tell(SweepEvent::Training(train::TrainEvent::Note(format!("no effect: {key}"))));
+            }
             match job.train_and_evaluate(stop, &mut elsewhere, tell) {
                 Ok(JobEnd::Done) => {}
                 Ok(JobEnd::Stopped) => return Ok(None),
@@ -274,6 +282,9 @@ impl SweepJob<'_> {
             tell(SweepEvent::Training(train::TrainEvent::Note(note)));
         }
         if let Some((rows, provenances)) = self.is_done()? {
+            if let Some(note) = folder.plan()?.and_then(|kept| train::kept_note(&kept, plan)) {
+                tell(SweepEvent::Training(train::TrainEvent::Note(note)));
+            }
             rows.iter().for_each(|row| tell(SweepEvent::Evaluation(evaluate::EvalEvent::Row { row, fresh: false })));
             provenances.into_iter().for_each(|by| *elsewhere.entry(by).or_default() += 1);
             return Ok(JobEnd::Done);

@@ -224,7 +224,7 @@ fn lost_note(run: &RunFolder, plan: &Plan, step: Option<u64>) -> Result<Option<S
 }
 
 /// What of a plan a finished run does not take over.
-fn kept_note(kept: &Plan, asked: &Plan) -> Option<String> {
+pub(crate) fn kept_note(kept: &Plan, asked: &Plan) -> Option<String> {
     let ignored = plan::of_training(kept, asked);
     (!ignored.is_empty())
         .then(|| format!("the run is finished and stays as it was trained; ignored: {}", plan::line(&ignored)))

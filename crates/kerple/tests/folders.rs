@@ -58,6 +58,17 @@ fn an_export_replaces_no_more_than_an_older_one() {
     // one that is an export is replaced
     let kept = place.ok(&figure("r", &["--export", "kept"]));
     assert_eq!(place.ok(&figure("r", &["--export", "kept"])), kept);
+    // and keeps nothing that the reproduction has not
+    fs::write(place.path("kept/timing.json"), "[]").unwrap();
+    assert_eq!(place.ok(&figure("r", &["--export", "kept"])), kept);
+    assert!(!place.path("kept/timing.json").exists());
+    // files of others are theirs
+    for (name, says) in [("SHA256SUMS", "mine/SHA256SUMS exists"), ("paper/report.md", "is not a report of kerple")] {
+        fs::create_dir_all(place.path("mine/paper")).unwrap();
+        fs::write(place.path("mine").join(name), "mine").unwrap();
+        refused(&place, &figure("r", &["--export", "mine"]), says);
+        fs::remove_dir_all(place.path("mine")).unwrap();
+    }
 }
 
 #[test]

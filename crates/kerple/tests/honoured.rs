@@ -95,12 +95,14 @@ fn too_many_sequences_to_serve_are_refused_at_once() {
 #[test]
 fn precisions_are_for_what_computes() {
     let place = with_runs();
-    for option in [["--shard", "0/2"], ["--device", "cuda"], ["--precision", "tf32"]] {
+    for option in [["--shard", "0/2"], ["--slurm", "2"], ["--device", "cuda"], ["--precision", "tf32"]] {
         for only in [&["--pages-only"][..], &["--export", "exported"]] {
             let reproduce = [&["reproduce", "kerple", "--scale", "smoke", "--out", "out"], only, &option].concat();
             refused(&place, &reproduce, &format!("{} is for runs that are made", option[0]));
         }
     }
+    let both = ["reproduce", "kerple", "--scale", "smoke", "--out", "out", "--pages-only", "--export", "exported"];
+    refused(&place, &both, "--export makes pages of what it copies");
     let step = ["bench", "step", "--lengths", "8", "--layers", "1", "--set", "data.documents=separate"];
     refused(&place, &step, "--set data.documents=separate: a timed step has tokens of its own");
     if Bf16Unit::detected() == Bf16Unit::Portable {
@@ -132,6 +134,26 @@ fn a_finished_run_keeps_its_plan() {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success() && said.contains("ignored: train.log_every = 7 (was "), "{said}");
     assert_eq!(place.read("run/plan.json"), plan);
+    // and one of a comparison, which also names keys without effect
+    let compare = ["compare", "--config", "run.toml", "--encodings", "alibi", "--lengths", "16", "--out", "c"];
+    let without = ["--set", "train.lr_schedule=constant", "--set", "train.min_lr=1e-4"];
+    let noted = |more: &[&str]| {
+        String::from_utf8_lossy(&place.run(&[&compare[..], &without, more].concat()).stderr).into_owned()
+    };
+    let said = noted(&[]);
+    assert_eq!(said.matches("note: no effect: train.min_lr: the learning rate does not fall").count(), 1, "{said}");
+    let said = noted(&["--set", "train.log_every=7"]);
+    assert!(said.contains("ignored: train.log_every = 7 (was "), "{said}");
+}
+
+/// A name of an encoding is not another encoding.
+#[test]
+fn another_name_of_an_encoding_keeps_its_keys() {
+    let place = with_runs();
+    place.ok(&["train", "--config", "run.toml", "--set", "encoding.window=8", "--out", "window"]);
+    let tuned = ["train", "--init-from", "window", "--set", "encoding.kind=KERPLE-log", "--out", "tuned"];
+    place.ok(&[&tuned[..], &["--set", "train.steps=0"]].concat());
+    assert!(place.read("tuned/plan.json").contains("\"window\": 8"));
 }
 
 #[test]
@@ -141,6 +163,8 @@ fn a_run_of_another_plan_names_every_key() {
         let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
         [&["train", "--config", "run.toml", "--out", out], &sets[..]].concat()
     };
+    let other = ["train", "--config", "task.toml", "--out", "task", "--set", "data.task={kind=\"even_pairs\"}"];
+    refused(&place, &other, "data.task.kind = \"even_pairs\" (was \"flipflop\")");
     place.ok(&train("window", &["encoding.window=8"]));
     let said = refused(&place, &train("window", &[]), "encoding.window = not set (was 8)");
     assert!(!said.contains("schedule_steps"), "{said}");
@@ -494,6 +518,14 @@ fn a_run_is_not_made_where_nothing_would_look_for_it() {
     refused(&place, &train("run/checkpoints"), "run/checkpoints is inside the run ");
     refused(&place, &train("run/other"), "run/other is inside the run ");
     assert!(!place.path("run/other").exists());
+    std::fs::create_dir_all(place.path("many/tasks")).unwrap();
+    for (from, to) in [("run", "many/one"), ("task", "many/tasks/two")] {
+        std::fs::rename(place.path(from), place.path(to)).unwrap();
+    }
+    refused(&place, &train("many"), "many contains the run many/one");
+    refused(&place, &train("many/tasks"), "many/tasks contains the run many/tasks/two");
+    let said = place.ok(&["verify", "many"]);
+    assert!(said.contains(": 2 runs: one; tasks/two\n"), "{said}");
 }
 
 #[test]

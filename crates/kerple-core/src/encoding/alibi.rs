@@ -133,6 +133,7 @@ impl Positional for AlibiConfig {
     }
 
     fn bias_decay(&self, heads: usize) -> Option<BiasDecay> {
-        Some(BiasDecay::Linear(slopes_down_to(heads, self.bias_max)))
+        // products decay in both directions alike
+        (self.behind == 0.0).then(|| BiasDecay::Linear(slopes_down_to(heads, self.bias_max)))
     }
 }

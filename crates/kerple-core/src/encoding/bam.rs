@@ -198,6 +198,7 @@ mod tests {
         assert!((bias[0] + 2.0 * 1.0f64.sinh() + super::EPS).abs() < 1e-12, "mu ahead adds to every distance");
         assert!(bias[6 + 2] > bias[6] && bias[6 + 2] > bias[6 + 5], "the bias is largest at a distance of -mu");
         assert!(encoding.is_causal_only() && !read(r#""bam""#).is_causal_only());
+        assert!(read(r#"{"kind":"dape","base":{"kind":"bam","theta_mu":0}}"#).is_causal_only());
     }
 
     #[test]

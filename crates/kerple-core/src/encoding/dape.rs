@@ -222,6 +222,10 @@ impl Positional for DapeConfig {
         ParameterShare::OWN_OR_SHARED
     }
 
+    fn is_causal_only(&self) -> bool {
+        self.base.positional().is_causal_only()
+    }
+
     fn randomized(&self) -> Randomized {
         self.base.positional().randomized()
     }

@@ -295,6 +295,7 @@ mod tests {
             r#"{"kind":"kerple_log","scale":"inside"}"#,
             r#"{"kind":"kerple_log","reach":64}"#,
             r#"{"kind":"alibi","reach":64}"#,
+            r#"{"kind":"alibi","behind":0.5}"#,
             r#"{"kind":"t5"}"#,
             r#"{"kind":"kerple_log3"}"#,
         ] {

@@ -51,7 +51,7 @@ impl Positional for GrapeApConfig {
         Description {
             name: "GRAPE-AP",
             formula: "z = s + sum over n from j + 1 to i of slope_h ln sigmoid(p_i.r_n / E), p = y W, \
-                r_n = p_n normed and turned by n",
+                r_n = p_n normed and turned by -n",
             learned: "weight: M H E per layer",
             enters: SCORES,
             beyond: "defined for every distance: a linear bias whose slopes the content sets; unless `relative`, turned by \

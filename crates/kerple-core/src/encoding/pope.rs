@@ -53,7 +53,7 @@ impl Positional for PopeConfig {
     fn description(&self) -> Description {
         Description {
             name: "PoPE",
-            formula: "s = sum over n of softplus(q_n) softplus(k_n) cos((j - i) f_n + delta_n), f_n = base^(-n/D)",
+            formula: "s = sum over n of softplus(q_n) softplus(k_n) cos((j - i) f_n + delta_n) / sqrt(D), f_n = base^(-n/D)",
             learned: "delta: H D per layer",
             enters: "queries and keys of every layer",
             beyond: "defined for every distance, but the model has not seen those angles",

@@ -57,7 +57,7 @@ impl Positional for SandwichConfig {
     fn description(&self) -> Description {
         Description {
             name: "Sandwich",
-            formula: "z = s + H/(8h) (sum_k cos(d / 10000^(2k/F)) - F/2), h = 1 .. H",
+            formula: "z = s + H/(8h) (sum_k cos(d / 10000^(2k/F)) - F/2), k = 0 .. F/2 - 1, h = 1 .. H",
             learned: "nothing",
             enters: SCORES,
             beyond: DEFINED,

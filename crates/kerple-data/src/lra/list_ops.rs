@@ -340,5 +340,8 @@ fn fold<T>(
             None => return Err(format!("the expression ends at token {at} of {}", tokens.len())),
         }
     }
-    Err(format!("{} operations are never closed", open.len()))
+    Err(match open.len() {
+        1 => "1 operation is never closed".to_owned(),
+        several => format!("{several} operations are never closed"),
+    })
 }

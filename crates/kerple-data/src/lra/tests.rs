@@ -162,7 +162,7 @@ fn published_expressions_are_read() {
     for (line, why) in [
         ("[MAX 3 4 ]\t3", "the answer is 3, but the value of the expression is 4"),
         ("[MAX 3 4 ]\t12", "the answer is 12, but the value of the expression is 4"),
-        ("[MAX 3 4\t4", "the expression is not whole: 1 operations are never closed"),
+        ("[MAX 3 4\t4", "the expression is not whole: 1 operation is never closed"),
         ("[MAX 3 ] 4\t4", "the expression is not whole: the expression ends at token 2 of 4"),
     ] {
         write(folder.path(), "basic_val.tsv", format!("[MAX 3 ]\t3\n{line}\n"));

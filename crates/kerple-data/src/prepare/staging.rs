@@ -57,7 +57,7 @@ impl Staging {
                 if has_summary(&out)? { "has other files than a prepared corpus" } else { "is not a prepared corpus" };
             return Err(Error::refused(
                 format!("{}: the folder exists and {what}; nothing was overwritten", named.display()),
-                "choose another folder with --out, or remove this one",
+                "choose another folder with --out",
             ));
         }
         let mut parents: Vec<PathBuf> = Vec::new();

@@ -2,7 +2,7 @@
 
 use super::{RawCurve, ReadOptions, check_counts, refused, text};
 use crate::curve::{CurvePrecision, Support};
-use kerple_run::{Result, unique_keys};
+use kerple_run::{JsonMistake, Result, json_mistake, unique_keys};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -27,8 +27,15 @@ struct CurveEntry {
 /// Reads `{"distances": [..], "curves": [..]}`.
 pub(super) fn read(path: &Path, options: &ReadOptions) -> Result<Vec<RawCurve>> {
     const SHAPE: &str = "write {\"distances\": [..], \"curves\": [{\"name\": .., \"values\": [..]}]}";
-    let damaged = |error| refused(path, error, SHAPE);
     let text = text(path)?;
+    let damaged = |error: serde_json::Error| {
+        let hint = match json_mistake(text.as_bytes(), &error) {
+            Some(JsonMistake::ByteOrderMark) => "save the file as text in UTF-8, without a byte order mark",
+            Some(JsonMistake::NotFinite) => "write null where a value is missing: JSON has no NaN and no infinity",
+            None => SHAPE,
+        };
+        refused(path, error, hint)
+    };
     unique_keys::parse(&text).map_err(damaged)?;
     let CurvesFile { distances, curves } = serde_json::from_str(&text).map_err(damaged)?;
     check_counts(path, curves.len(), curves.iter().map(|curve| curve.values.len()).max().unwrap_or(0))?;

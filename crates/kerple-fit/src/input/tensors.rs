@@ -4,6 +4,7 @@ use super::profiles::{self, PROFILES};
 use super::{RawCurve, ReadOptions, check_counts, refused};
 use crate::curve::{CurvePrecision, Support};
 use kerple_lm::tensors::{Dtype, TensorFile};
+use kerple_run::files::first_of;
 use kerple_run::{Error, Result};
 use std::path::Path;
 
@@ -84,8 +85,7 @@ pub(super) fn only_tensor(file: &TensorFile) -> Result<String> {
 }
 
 fn listed(names: &[String]) -> String {
-    let some: Vec<&str> = names.iter().take(8).map(String::as_str).collect();
-    format!("its tensors are {}{}", some.join(", "), if names.len() > 8 { ", .." } else { "" })
+    format!("its tensors are {}", first_of(names, 8, ", "))
 }
 
 /// The numbers of a tensor, if there are not too many.

@@ -5,6 +5,7 @@ use crate::family::Family;
 use crate::rank::FitOptions;
 use kerple_core::calculus::expr::LearnedStart;
 use kerple_core::calculus::parameter::{FLOOR, KernelParameter};
+use kerple_report::statistics::median;
 use serde::Serialize;
 use std::fmt;
 
@@ -231,9 +232,8 @@ fn warm_start(family: &Family, own: &[(usize, Option<Vec<f64>>)]) -> (String, Op
     let names = family.parameter_names();
     let medians: Vec<f64> = (0..parameters.len())
         .map(|i| {
-            let mut column: Vec<f64> = own.iter().filter_map(|(_, row)| Some(row.as_ref()?[i])).collect();
-            column.sort_by(f64::total_cmp);
-            rounded(column[(column.len() - 1) / 2])
+            let column: Vec<f64> = own.iter().filter_map(|(_, row)| Some(row.as_ref()?[i])).collect();
+            rounded(median(&column))
         })
         .collect();
     let is_learned = |i: usize| is_kept(&parameters[i], medians[i]);

@@ -434,8 +434,8 @@ fn check_attention(
     if taken.is_none() {
         let message = format!("linear attention does not support {}", encoding.label());
         let hint = "use none, rotary, sinusoidal, learned, fox, sine_spe or conv_spe; or kerple_log, \
-            kerple_power, kerple_power_original or alibi without a window, reach, bf16 and scale = \
-            \"inside\"; or softmax attention";
+            kerple_power, kerple_power_original or alibi without a window, reach, distance_cap, randomized, `behind`, \
+            bf16 and scale = \"inside\"; or softmax attention";
         return refuse("encoding", message, hint);
     }
     if layer.heads.kv_heads != layer.heads.heads {

@@ -26,8 +26,38 @@ impl Plan {
             }
             found.extend(of_windows(&path, kind, other_window || self.encoding.window.is_some()));
         }
+        found.extend(of_replaced(self));
         found
     }
+}
+
+/// Keys of all layers of which every layer has its own.
+fn of_replaced(plan: &Plan) -> Vec<String> {
+    let model = &plan.model;
+    let everywhere = |is_own: &dyn Fn(&LayerKind) -> bool| {
+        (0..model.n_layers).all(|layer| model.layers.values().any(|kind| kind.at.contains(&layer) && is_own(kind)))
+    };
+    let sees_all = |kind: &LayerKind| matches!(kind.window, Some(AttentionWindow::All(_)));
+    let own_sinks = |kind: &LayerKind| kind.sink_tokens.is_some() || kind.encoding.is_some() || sees_all(kind);
+    let keys = [
+        (
+            "encoding.window",
+            plan.encoding.window.is_some() && everywhere(&|kind| kind.window.is_some() || kind.encoding.is_some()),
+            "window",
+        ),
+        (
+            "encoding.sink_tokens",
+            plan.encoding.sink_tokens.is_some() && everywhere(&own_sinks),
+            "window or sink_tokens",
+        ),
+        (
+            "model.block.attn_scale",
+            model.block.attn_scale.is_some() && everywhere(&|kind| kind.attn_scale.is_some()),
+            "attn_scale",
+        ),
+    ];
+    let replaced = keys.into_iter().filter(|(_, is_replaced, _)| *is_replaced);
+    replaced.map(|(key, _, own)| format!("{key}: every layer has its own {own}, in model.layers")).collect()
 }
 
 impl RunConfig {
@@ -144,6 +174,10 @@ mod tests {
         let layer = |keys: &str| {
             format!("encoding = \"alibi\"\nmodel = {{ n_layers = 2, layers = {{ x = {{ at = [1], {keys} }} }} }}")
         };
+        let every = |encoding: &str, model: &str, keys: &str| {
+            let model = format!("model = {{ n_layers = 2, {model} layers = {{ x = {{ every = 1, {keys} }} }} }}");
+            format!("encoding = {{ kind = \"kerple_log\", {encoding} }}\n{model}")
+        };
         for (keys, key) in [
             ("encoding = { kind = \"rotary\", clamp = \"forward_only\" }".to_owned(), "encoding.clamp"),
             ("encoding = { kind = \"alibi\", window = 8, reach = 16 }".to_owned(), "encoding.reach"),
@@ -173,6 +207,9 @@ mod tests {
             ),
             (layer("window = \"all\""), "model.layers.x.window"),
             (layer("window = 4, encoding = { kind = \"t5\", window = 8 }"), "model.layers.x.encoding.window"),
+            (every("window = 8", "", "window = 4"), "encoding.window"),
+            (every("window = 8, sink_tokens = 1", "", "sink_tokens = 2"), "encoding.sink_tokens"),
+            (every("window = 8", "block.attn_scale = 0.1,", "attn_scale = 0.5"), "model.block.attn_scale"),
         ] {
             let found = found(&keys);
             assert!(found.len() == 1 && found[0].starts_with(&format!("{key}: ")), "{keys}: {found:?}");

@@ -31,7 +31,7 @@ pub struct ServeArgs {
     #[arg(long, default_value_t = 256, value_parser = queue)]
     pub max_queue: usize,
     /// Maximum number of open connections. When all are in use, connections that have not sent a
-    /// complete request for a second are closed for new ones.
+    /// complete request for a second, or for ten while they send a body, are closed for new ones.
     #[arg(long, default_value_t = 512, value_parser = count)]
     pub connections: usize,
     /// Maximum size of a request body in MiB. By default what 16 prompts of --max-model-len tokens need,

@@ -28,6 +28,7 @@ pub fn run(args: &CompareArgs, ranks: &Ranks) -> CommandResult {
     // with --layers, the other layers keep the encoding of the file
     let read = if args.layers.is_some() { RunConfig::read } else { RunConfig::read_without_encoding };
     let config = read(&args.file.config, &args.file.set)?;
+    config.preset_without_effect().iter().for_each(|key| remarkln!("note: no effect: {key}"));
     if args.seeds > MOST_SEEDS {
         return Err(CommandError::misuse(
             format!("--seeds {} is out of range, it must be at most {MOST_SEEDS}", args.seeds),
@@ -79,21 +80,14 @@ pub fn run(args: &CompareArgs, ranks: &Ranks) -> CommandResult {
         })
     };
     let comparisons: Vec<Comparison> = configs.into_iter().map(comparison).collect::<Result<_, _>>()?;
+    let asked = (comparisons.len() * encodings.len()).saturating_mul(args.seeds as usize);
     if let Some(array) = args.sharing.slurm {
         slurm::refuse_ranks(ranks)?;
         // what every job of the array would refuse is refused here
         let stop = stop_flag();
         comparisons.iter().try_for_each(|comparison| comparison.check_for_elsewhere(&stop))?;
-        let runs = (comparisons.len() * encodings.len()).saturating_mul(args.seeds as usize);
-        if array.tasks > runs {
-            remarkln!(
-                "note: --slurm {}: there are {runs} runs, so {} tasks have none",
-                array.tasks,
-                array.tasks - runs
-            );
-        }
         let pages = ["report".into(), (&args.out).into(), "--out".into(), args.out.join("report").into()];
-        return slurm::write_and_print(&args.out, array, &pages);
+        return slurm::write_and_print(&args.out, array, asked, &pages);
     }
     let (shard, stop) = (args.sharing.shard.unwrap_or(Shard::WHOLE), stop_flag());
     if let [_, _, ..] = &comparisons[..] {
@@ -107,8 +101,9 @@ pub fn run(args: &CompareArgs, ranks: &Ranks) -> CommandResult {
         run_comparison(comparison, shard, &stop, args.json)?;
     }
     if let Some(shard) = args.sharing.shard {
+        remarkln!("{}", done(shard, asked));
         remarkln!(
-            "shard {shard} is done; when all shards are, run `kerple report {} --out {}` to write the report",
+            "when all shards are done, run `kerple report {} --out {}` to write the report",
             slurm::quoted(args.out.as_os_str()),
             slurm::quoted(args.out.join("report").as_os_str())
         );
@@ -117,7 +112,6 @@ pub fn run(args: &CompareArgs, ranks: &Ranks) -> CommandResult {
     if !ranks.is_first() {
         return Ok(());
     }
-    let asked = (comparisons.len() * encodings.len()).saturating_mul(args.seeds as usize);
     let others = kerple_report::find_runs(std::slice::from_ref(&args.out))?.len().saturating_sub(asked);
     if others > 0 {
         remarkln!("note: the report has all runs in {}, {others} more than this command names", args.out.display());
@@ -248,6 +242,14 @@ fn from_file(file: &Path) -> Result<Vec<Encoding>, CommandError> {
 /// Runs a shard of a comparison with progress; fails when the user stops it.
 pub fn run_comparison(comparison: &Comparison, shard: Shard, stop: &AtomicBool, json: bool) -> CommandResult {
     work(json, |tell| comparison.run(shard, stop, tell))
+}
+
+/// What to say of a shard that has no more to do.
+pub fn done(shard: Shard, runs: usize) -> String {
+    match shard.count_of(runs) {
+        0 => format!("shard {shard} has none of the {runs} runs"),
+        _ => format!("shard {shard} is done"),
+    }
 }
 
 /// Does jobs with progress; fails when the user stops it.

@@ -1,6 +1,6 @@
 //! `kerple reproduce PAPER`
 
-use super::compare::work;
+use super::compare::{done, work};
 use super::reproductions::print_pages;
 use super::{slurm, stop_flag};
 use crate::args::ReproduceArgs;
@@ -41,11 +41,14 @@ pub fn run(args: &ReproduceArgs, ranks: &Ranks) -> CommandResult {
     if args.pages_only {
         return pages(&args.out, args);
     }
+    let stop = stop_flag();
     if let Some(array) = args.sharing.slurm {
         slurm::refuse_ranks(ranks)?;
-        return slurm::write_and_print(&args.out, array, &pages_arguments(args));
+        // what every job of the array would refuse is refused here
+        reproduction.to_prepare(&stop)?;
+        return slurm::write_and_print(&args.out, array, reproduction.runs(), &pages_arguments(args));
     }
-    let (shard, stop) = (args.sharing.shard.unwrap_or(Shard::WHOLE), stop_flag());
+    let shard = args.sharing.shard.unwrap_or(Shard::WHOLE);
     if ranks.is_first() {
         prepare(&reproduction, &stop)?;
         reproduction.write_manifest()?;
@@ -60,9 +63,12 @@ pub fn run(args: &ReproduceArgs, ranks: &Ranks) -> CommandResult {
         time(&reproduction, &stop)?;
     }
     if args.sharing.shard.is_some() {
+        remarkln!("{}", done(shard, reproduction.runs()));
+        let given = args.hardware.given().into_iter().filter(|(_, is_given)| *is_given);
+        let without: String = given.map(|(option, _)| format!(", without {option},")).collect();
         remarkln!(
-            "shard {shard} is done; when all shards are, re-run the command with --pages-only in place \
-                of --shard to make the pages"
+            "when all shards are done, re-run the command with --pages-only in place of --shard{without} to make the \
+            pages"
         );
         return Ok(());
     }
@@ -72,12 +78,16 @@ pub fn run(args: &ReproduceArgs, ranks: &Ranks) -> CommandResult {
 /// Refuses options of runs where none are made.
 fn refuse_ignored(args: &ReproduceArgs) -> CommandResult {
     let only = match (&args.export, args.pages_only) {
-        (Some(_), _) => "--export",
+        (Some(_), true) => {
+            let message = "--export makes pages of what it copies, and --pages-only those of --out";
+            return Err(CommandError::misuse(message, "run the command once with each of them"));
+        }
+        (Some(_), false) => "--export",
         (None, true) => "--pages-only",
         (None, false) => return Ok(()),
     };
-    let shard = ("--shard", args.sharing.shard.is_some());
-    match [shard].into_iter().chain(args.hardware.given()).find(|(_, is_given)| *is_given) {
+    let shared = [("--shard", args.sharing.shard.is_some()), ("--slurm", args.sharing.slurm.is_some())];
+    match shared.into_iter().chain(args.hardware.given()).find(|(_, is_given)| *is_given) {
         Some((option, _)) => {
             let message = format!("{option} is for runs that are made, and {only} makes none");
             Err(CommandError::misuse(message, format!("omit {option}")))

@@ -12,8 +12,12 @@ use std::path::Path;
 const FOLDER: &str = "slurm";
 
 /// Writes `array.sh`, which is this command without `--slurm` and as a shard, `pages.sh`, which is this program with the
-/// arguments `pages`, and `submit.sh`; prints how to submit them.
-pub fn write_and_print(out: &Path, array: SlurmArray, pages: &[OsString]) -> CommandResult {
+/// arguments `pages`, and `submit.sh`; prints how to submit them, and how many tasks have none of so many runs.
+pub fn write_and_print(out: &Path, array: SlurmArray, runs: usize, pages: &[OsString]) -> CommandResult {
+    if array.tasks > runs {
+        let (tasks, idle) = (array.tasks, array.tasks - runs);
+        remarkln!("note: --slurm {tasks}: there are {runs} runs, so {idle} tasks have none");
+    }
     let folder = std::path::absolute(out.join(FOLDER)).map_err(|error| CommandError::writing(out, &error))?;
     std::fs::create_dir_all(&folder).map_err(|error| CommandError::writing(&folder, &error))?;
     let here = std::env::current_dir().map_err(|error| {

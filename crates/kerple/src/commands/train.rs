@@ -33,6 +33,12 @@ fn begin(
     let base = BaseRun::open(RunFolder::new(from))?;
     base.notes.iter().for_each(|note| remarkln!("note: {note}"));
     let mut config = base.config(args.config.as_deref(), &args.set)?;
+    let is_chosen =
+        args.config.is_some() || args.set.iter().any(|set| set.trim_start().starts_with("train.batch_size"));
+    if base.is_imported() && !is_chosen {
+        let size = config.train.batch_size;
+        remarkln!("note: train.batch_size is {size}, as nothing is known of how the imported model was trained");
+    }
     let source = base.data(&mut config)?;
     let plan = base.plan_of(&config, source.facts(), run)?;
     // all have seen the folder as it was, then the first writes

@@ -222,13 +222,18 @@ fn by_program(path: &Path, found: &[ItemFindings]) -> Vec<(String, String)> {
         let from_here = folder.strip_prefix(path).unwrap_or(folder);
         let seed = from_here.file_name().unwrap_or_default().to_string_lossy();
         let of_program = programs.entry(run.programs()).or_default();
-        let of_encoding = of_program.entry(from_here.parent().unwrap_or(from_here).to_owned()).or_default();
-        of_encoding.push(seed.trim_start_matches("seed-").to_owned());
+        match (seed.strip_prefix("seed-"), from_here.parent()) {
+            (Some(seed), Some(above)) => of_program.entry(above.to_owned()).or_default().push(seed.to_owned()),
+            _ => _ = of_program.entry(from_here.to_owned()).or_default(),
+        }
     }
     let line = |(program, runs): (BTreeSet<String>, BTreeMap<PathBuf, Vec<String>>)| {
         let program = if program.is_empty() { "unknown".to_owned() } else { Vec::from_iter(program).join(" and ") };
-        let count: usize = runs.values().map(Vec::len).sum();
-        let runs = runs.into_iter().map(|(above, seeds)| format!("{} ({})", above.display(), seeds.join(", ")));
+        let count: usize = runs.values().map(|seeds| seeds.len().max(1)).sum();
+        let runs = runs.into_iter().map(|(place, seeds)| match &seeds[..] {
+            [] => place.display().to_string(),
+            _ => format!("{} ({})", place.display(), seeds.join(", ")),
+        });
         (program, format!("{count} runs: {}", runs.collect::<Vec<_>>().join("; ")))
     };
     programs.into_iter().map(line).collect()
