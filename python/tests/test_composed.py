@@ -105,7 +105,7 @@ def test_memory_does_not_grow_with_the_square():
         ("fire", {"gates": torch.zeros(1, 2, 5)}, "gates: fire does not support it on cpu"),
         ("dape", {"key_starts": [0]}, "key_starts: dape does not support it on cpu"),
         ("cope", {"softcap": -1.0}, "softcap = -1.0 must be a finite number above 0"),
-        ("xpos", {"causal": False}, "causal = False: products that decay"),
+        ("xpos", {"causal": False}, "causal = False: xpos is defined for causal attention only"),
         ("shaw", {"heads": 3}, "q: 3 heads of 4 features; the encoding has 2 heads of 4"),
         ("shaw", {"keys": 4}, "q: 5 queries exceed the 4 keys"),
         ("fire", {"kv_heads": 3}, "k: 3 heads must divide the 2 heads of q"),

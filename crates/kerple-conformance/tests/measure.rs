@@ -28,7 +28,12 @@ fn every_work_is_checked_and_timed() {
         ("decode", &[][..], &["tiled"][..], &["fixed"][..]),
         ("eval", &["--layers", "1"], &["fused"], &["fixed"]),
         ("eval", &["--layers", "1", "--encoding", "alibi"], &["fused"], &["alibi"]),
-        ("linear", &[], &["chunked", "fft", "naive"], &["kerple_log", "none", "sine_spe"]),
+        (
+            "linear",
+            &[],
+            &["chunked", "fft", "naive"],
+            &["conv_spe", "elu", "fox", "kerple_log", "none", "relu", "sine_spe"],
+        ),
     ] {
         let sizes = ["--lengths", "200,64", "--batch", "1", "--heads", "2", "--head-dim", "16", "--repeats", "1"];
         let all = [&[work], &sizes[..], options].concat();

@@ -1,10 +1,12 @@
-//! Linear attention with FAVOR+ features: plain, with SineSPE, and as linear KERPLE; and the last by Fourier transforms.
+//! Linear attention with FAVOR+ features: plain, with SineSPE and ConvSPE, as linear KERPLE and with gates; KERPLE also by Fourier
+//! transforms. And with features that are made number by number.
 
 use kerple::CommandResult;
 use kerple::timing::inputs::noise;
 use kerple::timing::{
     Measurement, TimedSizes, TimedWork, array_bytes, check_agreement, check_memory, extra_mib, times,
 };
+use kerple_burn::ops::linear_attention::MAX_NOISE_VALUES;
 use kerple_core::attention::linear::{
     self, Decay, DecayGradient, DenominatorGuard, LinearAttentionDims, LinearAttentionGradients, LinearAttentionInputs,
     LinearAttentionProblem, LinearAttentionSaved, toeplitz,
@@ -12,7 +14,7 @@ use kerple_core::attention::linear::{
 use kerple_core::attention::{Strides, View, ViewMut};
 use kerple_core::calculus::exponentials::{Amplitude, ErrorBudget, SumTolerance};
 use kerple_core::encoding::{Encoding, EncodingDecay, Geometry, Method};
-use kerple_core::features::{Favor, FavorFeatures, FeatureMap, omega};
+use kerple_core::features::{Favor, FavorFeatures, FeatureMap, Pointwise, omega};
 use kerple_core::forms::{CodeForm, CodeKind, DrawnCode};
 use kerple_core::seed::{Purpose, stream_at};
 
@@ -21,7 +23,8 @@ const LONGEST_NAIVE: usize = 1024;
 const LONGEST_TRANSFORM: usize = 32_768;
 /// Features.
 const FEATURES: usize = 128;
-const BIASES: [&str; 3] = ["none", "sine_spe", "kerple_log"];
+/// Encodings with FAVOR+, and two maps without positions.
+const BIASES: [&str; 7] = ["none", "sine_spe", "conv_spe", "kerple_log", "fox", "relu", "elu"];
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum LinearAlgorithm {
@@ -47,7 +50,9 @@ struct LinearAttentionCall {
     code: Option<DrawnCode<f32>>,
     /// Rows of the matrix that the code multiplies, for all features of a head.
     code_rows: usize,
-    favor: Favor<f32>,
+    features: Box<dyn FeatureMap<f32>>,
+    /// Log gates, `[B, H, L]`, and the gradient in them.
+    gates: Option<[Vec<f32>; 2]>,
     fading: Option<EncodingDecay>,
     /// The kernel at every distance, for the transforms.
     kernel: Vec<f32>,
@@ -61,12 +66,17 @@ struct LinearAttentionCall {
 impl LinearAttentionCall {
     fn new(len: usize, TimedSizes { batch, heads, head_dim, .. }: TimedSizes, bias: &str) -> LinearAttentionCall {
         let geometry = Geometry::new(heads, head_dim, len);
-        let encoding = Encoding::from(Method::named(bias).expect("a bias of this list is a method"));
+        // the maps without positions are no methods
+        let encoding = Encoding::from(Method::named(bias).unwrap_or(Method::None(Default::default())));
         let stored = encoding.initial(&geometry, 0);
         let noise_of = |place| stream_at(0, Purpose::Noise, [0, place]);
         let form = encoding.code(&geometry);
         let code_rows = form.as_ref().map_or(0, code_rows);
-        let code = form.map(|form| form.drawn(&stored, [noise_of(1), noise_of(2)]));
+        let code = form.map(|form| {
+            let mut code: DrawnCode<f32> = form.drawn(&stored, [noise_of(1), noise_of(2)]);
+            code.hold(0..len, MAX_NOISE_VALUES);
+            code
+        });
         let width = code.as_ref().map_or(head_dim, |code: &DrawnCode<f32>| code.map().widths()[1]);
         let sizes = [width, FEATURES / 2];
         let omega = omega::orthogonal(sizes, omega::ColumnNorms::OfRows, &mut noise_of(3));
@@ -79,7 +89,15 @@ impl LinearAttentionCall {
         LinearAttentionCall {
             dims: LinearAttentionDims { batch, heads, len, head_dim, value_dim: head_dim },
             inputs: [1, 2, 3, 4].map(|seed| noise(elements, seed)),
-            favor: Favor::new(&omega, sizes, FavorFeatures::BothSigns),
+            features: match bias {
+                "relu" => Box::new(Pointwise::Relu { width, shift: 1e-3 }),
+                "elu" => Box::new(Pointwise::Elu { width }),
+                _ => Box::new(Favor::new(&omega, sizes, FavorFeatures::BothSigns)),
+            },
+            gates: (bias == "fox").then(|| {
+                let gates = noise(batch * heads * len, 5).into_iter().map(|x| -0.1 * x.abs()).collect();
+                [gates, vec![0.0; batch * heads * len]]
+            }),
             kernel: table.into_iter().map(|bias| bias.exp() as f32).collect(),
             out: vec![0.0; elements],
             denominators: vec![0.0; batch * heads * len],
@@ -98,7 +116,8 @@ impl LinearAttentionCall {
             inputs,
             code,
             code_rows: _,
-            favor,
+            features,
+            gates,
             fading,
             kernel,
             out,
@@ -116,10 +135,11 @@ impl LinearAttentionCall {
             let (met, terms) = (near.len() / heads, fading.terms);
             Decay { near_len: met, near, terms, rates: &fading.rates, weights }
         });
-        let maps: Vec<&dyn FeatureMap<f32>> =
-            code.iter().map(DrawnCode::map).chain([&*favor as &dyn FeatureMap<f32>]).collect();
+        let maps: Vec<&dyn FeatureMap<f32>> = code.iter().map(DrawnCode::map).chain([&**features]).collect();
+        let (gates, d_gates) = gates.as_mut().map(|[gates, d_gates]| (&gates[..], &mut d_gates[..])).unzip();
         let problem = LinearAttentionProblem {
             decay,
+            gates,
             guard: DenominatorGuard::Add(1e-6),
             ..LinearAttentionProblem::causal(*dims, &maps)
         };
@@ -138,7 +158,7 @@ impl LinearAttentionCall {
             let [d_near, d_weights] = d_tables;
             let d_decay = decay.map(|_| DecayGradient { d_near, d_weights });
             let saved = LinearAttentionSaved { inputs: rows, out: View { data: out, strides }, denominators, d_out };
-            let gradients = LinearAttentionGradients { d_q, d_k, d_v, d_parameters, d_decay, d_gates: None };
+            let gradients = LinearAttentionGradients { d_q, d_k, d_v, d_parameters, d_decay, d_gates };
             let run = if engine == LinearAlgorithm::Naive { linear::naive::backward } else { linear::backward };
             run(&problem, saved, gradients);
         }
@@ -146,16 +166,18 @@ impl LinearAttentionCall {
 
     fn results(&self) -> Vec<&[f32]> {
         let gradients = self.d.iter().chain([&self.d_parameters]).chain(&self.d_tables);
+        let gradients = gradients.chain(self.gates.as_ref().map(|[_, d_gates]| d_gates));
         [&self.out].into_iter().chain(gradients).map(Vec::as_slice).collect()
     }
 }
 
-/// Two a wave and one for the gate, for each feature.
+/// Two a wave or one a tap, and one for the gate, for each feature.
 fn code_rows(code: &CodeForm) -> usize {
-    match &code.kind {
-        CodeKind::Sine(shape) => shape.head_dim * (2 * shape.waves + usize::from(code.gating.is_some())),
-        CodeKind::Conv(_) => unreachable!("not among the biases that are timed"),
-    }
+    let (head_dim, of_feature) = match &code.kind {
+        CodeKind::Sine(shape) => (shape.head_dim, 2 * shape.waves),
+        CodeKind::Conv(shape) => (shape.head_dim, shape.filter()),
+    };
+    head_dim * (of_feature + usize::from(code.gating.is_some()))
 }
 
 /// Fails unless chunks equal the reference, and transforms a sum of exponentials up to its tolerance.
@@ -183,10 +205,12 @@ fn flops(task: &LinearAttentionCall, backward: bool) -> f64 {
     let LinearAttentionDims { batch, heads, len, head_dim, value_dim } = task.dims;
     let (shapes, chunks) = task.fading.as_ref().map_or((1, 1), |fading| (fading.terms.min(7), 3));
     let width = task.code.as_ref().map_or(head_dim, |code| code.map().widths()[1]);
+    let made = task.features.widths()[1];
     // of queries and of keys
-    let features = 2 * (width * FEATURES / 2 + task.code_rows * width);
-    let sums = 2 * shapes * FEATURES * (value_dim + 1);
-    let met = chunks * linear::CHUNK / 2 * (FEATURES + value_dim);
+    let projected = if task.features.widths()[0] < made { width * made / 2 } else { 0 };
+    let features = 2 * (projected + task.code_rows * width);
+    let sums = 2 * shapes * made * (value_dim + 1);
+    let met = chunks * linear::CHUNK / 2 * (made + value_dim);
     let forward = 2.0 * (batch * heads * len) as f64 * (features + sums + met) as f64;
     if backward { 4.0 * forward } else { forward }
 }
@@ -208,7 +232,8 @@ impl TimedWork for TimedLinearAttention {
         {
             let skip = match engine {
                 LinearAlgorithm::Chunked => false,
-                LinearAlgorithm::Naive => length > LONGEST_NAIVE,
+                // for scale; how much longer it takes with positions says nothing
+                LinearAlgorithm::Naive => length > LONGEST_NAIVE || bias != "none",
                 LinearAlgorithm::Transform => length > LONGEST_TRANSFORM || bias != "kerple_log",
             };
             if skip {

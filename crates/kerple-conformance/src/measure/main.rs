@@ -45,9 +45,8 @@ enum MeasuredWork {
         #[command(flatten)]
         model: TimedModelOptions,
     },
-    /// Time one layer of linear attention, forward and backward, without positions, with SineSPE and
-    /// with KERPLE-log; by default at 4096 and 32768 tokens, with a batch of 1 and 12 heads of 64
-    /// features.
+    /// Time one layer of linear attention, forward and backward, with each kind of positions and of
+    /// features; by default at 4096 and 32768 tokens, with a batch of 1 and 12 heads of 64 features.
     Linear {
         #[command(flatten)]
         timing: TimingOptions,
