@@ -206,6 +206,10 @@ impl Reproduction {
         };
         let options = |corpus: &CorpusConfig| -> Result<PrepareOptions> {
             let folder = self.texts(corpus)?;
+            if kerple_run::look(&folder)?.is_none() {
+                let message = format!("{} is missing", folder.display());
+                return Err(Error::refused(message, "give --data DIR, the folder that contains it"));
+            }
             let tokenizer = match &self.data {
                 Some(data) if corpus.tokenizer.ends_with(".json") => {
                     let file = data.join(&corpus.tokenizer);

@@ -163,7 +163,8 @@ fn a_run_of_another_plan_names_every_key() {
         let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
         [&["train", "--config", "run.toml", "--out", out], &sets[..]].concat()
     };
-    let other = ["train", "--config", "task.toml", "--out", "task", "--set", "data.task={kind=\"flipflop\",ignore=0.98}"];
+    let other =
+        ["train", "--config", "task.toml", "--out", "task", "--set", "data.task={kind=\"flipflop\",ignore=0.98}"];
     refused(&place, &other, "data.task.ignore = 0.98 (was 0.8)");
     place.ok(&train("window", &["encoding.window=8"]));
     let said = refused(&place, &train("window", &[]), "encoding.window = not set (was 8)");

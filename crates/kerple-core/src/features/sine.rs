@@ -17,18 +17,20 @@
 //! that in a phase is the sum over `t`, which needs no more than the gradient in `W`, and that in a frequency the sum of
 //! `t d_angle[t]`, for which cosines and sines are there once more, times `t`. Angles are made in f64 at any position.
 //!
-//! Many sequences share a code, see [`contract`](super::contract). For few of them rows are mapped without it: with `x` a row, `g` the gradient in
-//! its image and `c_k`, `s_k` cosines and sines of wave k,
+//! That sum is as far off its mean as positions are large, though a kernel of distance does not know where they begin. But
+//! noise is as likely after all angles of queries and keys were turned by the same amount, so the mean of the sum of `d_angle`
+//! over both is 0, and `(t - c) d_angle[t]` has the same mean for every `c`, see [`SineCode::counted_from`].
+//!
+//! # Few sequences
+//!
+//! Many sequences share a code, see [`contract`](super::contract). The rows of few are mapped without it: with a row `x`, the gradient
+//! `g` in its image, and cosines `c_k` and sines `s_k` of wave k,
 //!
 //! ```text
 //! y = sum_k (x c_k) W[cos_k] + (x s_k) W[sin_k]                  d_x = sum_k c_k (W[cos_k] g) + s_k (W[sin_k] g)
 //! ```
 //!
-//! which is one product a wave, forward and backward, and the gradient in what is learned follows from `W g` feature by feature.
-//!
-//! That sum is as far off its mean as positions are large, though a kernel of distance does not know where they begin. But
-//! noise is as likely after all angles of queries and keys were turned by the same amount, so the mean of the sum of `d_angle`
-//! over both is 0, and `(t - c) d_angle[t]` has the same mean for every `c`, see [`SineCode::counted_from`].
+//! which is one product a wave, forward and backward. What is learned gets its gradient from `x` and `W g`, feature by feature.
 
 use super::code::{self, CodeGate, scale, sigmoid, softplus};
 use super::contract::{CodeFeatureMap, CodeStretch, TILE};
@@ -101,9 +103,9 @@ pub struct SineCode<T> {
     /// `W` of cosines and of sines of one wave after another, `[H, K, 2 D, padded(R)]`, in each head followed by that of the gate,
     /// `[D, padded(R)]`.
     noise: Vec<T>,
-    /// The transpose, wave by wave, of whose products with gradients rows without a code are made; from when it is first needed.
+    /// Its transpose by head and wave, `[R, padded(2 D)]`; made with the first gradient of rows without a code.
     transposed: OnceLock<Vec<Vec<Vec<T>>>>,
-    /// The same numbers by feature, `[H, D, P, padded(R)]`: rows of cosines, of sines, of the gate; from when a code is first made.
+    /// The noise by feature, `[H, D, P, padded(R)]`: rows of cosines, of sines, of the gate; made with the first code.
     by_feature: OnceLock<Vec<T>>,
     /// Cosines and sines of `2 pi f t` for `t` up to [`TILE`], `[H, TILE + 1, 2, K D]`.
     turns: Vec<f64>,
