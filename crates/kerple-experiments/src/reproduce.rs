@@ -47,7 +47,7 @@ struct ExperimentFile {
 }
 
 /// Every experiment file, by paper and scale.
-const FILES: [ExperimentFile; 29] = [
+const FILES: [ExperimentFile; 30] = [
     ExperimentFile { paper: "arena", scale: "small", text: include_str!("../experiments/arena-small.toml") },
     ExperimentFile { paper: "borders", scale: "small", text: include_str!("../experiments/borders-small.toml") },
     ExperimentFile { paper: "budget", scale: "small", text: include_str!("../experiments/budget-small.toml") },
@@ -72,6 +72,7 @@ const FILES: [ExperimentFile; 29] = [
     ExperimentFile { paper: "rivals", scale: "small", text: include_str!("../experiments/rivals-small.toml") },
     ExperimentFile { paper: "seeds", scale: "small", text: include_str!("../experiments/seeds-small.toml") },
     ExperimentFile { paper: "shift", scale: "small", text: include_str!("../experiments/shift-small.toml") },
+    ExperimentFile { paper: "sizes", scale: "small", text: include_str!("../experiments/sizes-small.toml") },
     ExperimentFile { paper: "spe", scale: "smoke", text: include_str!("../experiments/spe-smoke.toml") },
     ExperimentFile { paper: "spe", scale: "small", text: include_str!("../experiments/spe-small.toml") },
     ExperimentFile { paper: "spe", scale: "paper", text: include_str!("../experiments/spe-paper.toml") },

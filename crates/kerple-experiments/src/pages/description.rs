@@ -35,6 +35,7 @@ const DESCRIPTIONS: &[(&[&str], &str)] = &[
             "rivals",
             "seeds",
             "shift",
+            "sizes",
             "tasks",
             "windows",
         ],
