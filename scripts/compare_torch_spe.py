@@ -67,7 +67,7 @@ def torch_ms(length, waves, threads, chunk=128):
 
 
 def kerple_ms(length, threads, instructions):
-    told = ["linear", "--lengths", length, "--heads", H, "--head-dim", D, "--threads", threads]
+    told = ["linear", "--only", "sine_spe", "--lengths", length, "--heads", H, "--head-dim", D, "--threads", threads]
     told += ["--simd", instructions] if instructions else []
     return bench(*map(str, told), pick=dict(bias="sine_spe", backward=True, engine="chunked"))["median_ms"]
 

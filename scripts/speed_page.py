@@ -86,7 +86,7 @@ def shares_of_peak():
               "--lengths 128 --batch 8 --heads 4 --head-dim 32", bias="learned", backward=True)
     for length in (1024, 4096, 65536):
         for bias, title in (("none", "without positions"), ("sine_spe", "with SineSPE"), ("kerple_log", "with KERPLE-log")):
-            yield row(f"linear attention {title}, forward and backward, L = {length}", "linear", f"--lengths {length} --heads 4",
+            yield row(f"linear attention {title}, forward and backward, L = {length}", "linear", f"--lengths {length} --heads 4 --only {bias}",
                       bias=bias, backward=True, engine="chunked")
     yield row(f"{WORKS['step']}, L = 512", "step", "--layers 4 --heads 4 --batch 8 --vocab 256 --lengths 512", engine="fused")
 

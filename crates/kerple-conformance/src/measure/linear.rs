@@ -24,7 +24,7 @@ const LONGEST_TRANSFORM: usize = 32_768;
 /// Features.
 const FEATURES: usize = 128;
 /// Encodings with FAVOR+, and two maps without positions.
-const BIASES: [&str; 7] = ["none", "sine_spe", "conv_spe", "kerple_log", "fox", "relu", "elu"];
+pub const BIASES: [&str; 7] = ["none", "sine_spe", "conv_spe", "kerple_log", "fox", "relu", "elu"];
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum LinearAlgorithm {
@@ -48,8 +48,10 @@ struct LinearAttentionCall {
     dims: LinearAttentionDims,
     inputs: [Vec<f32>; 4],
     code: Option<DrawnCode<f32>>,
-    /// Rows of the matrix that the code multiplies, for all features of a head.
+    /// Rows of the matrix that the code multiplies, over all features.
     code_rows: usize,
+    /// Products of one row with random directions.
+    projected: usize,
     features: Box<dyn FeatureMap<f32>>,
     /// Log gates, `[B, H, L]`, and the gradient in them.
     gates: Option<[Vec<f32>; 2]>,
@@ -106,6 +108,7 @@ impl LinearAttentionCall {
             d_tables: tables.map(|len| vec![0.0; len]),
             code,
             code_rows,
+            projected: if matches!(bias, "relu" | "elu") { 0 } else { width * FEATURES / 2 },
             fading,
         }
     }
@@ -116,6 +119,7 @@ impl LinearAttentionCall {
             inputs,
             code,
             code_rows: _,
+            projected: _,
             features,
             gates,
             fading,
@@ -181,9 +185,9 @@ fn code_rows(code: &CodeForm) -> usize {
 }
 
 /// Fails unless chunks equal the reference, and transforms a sum of exponentials up to its tolerance.
-fn check(sizes: TimedSizes) -> CommandResult {
+fn check(sizes: TimedSizes, biases: &[&str]) -> CommandResult {
     let length = 321;
-    for bias in BIASES {
+    for bias in biases {
         let [mut ours, mut reference] = [0, 1].map(|_| LinearAttentionCall::new(length, sizes, bias));
         ours.run(LinearAlgorithm::Chunked, true);
         reference.run(LinearAlgorithm::Naive, true);
@@ -207,8 +211,7 @@ fn flops(task: &LinearAttentionCall, backward: bool) -> f64 {
     let width = task.code.as_ref().map_or(head_dim, |code| code.map().widths()[1]);
     let made = task.features.widths()[1];
     // of queries and of keys
-    let projected = if task.features.widths()[0] < made { width * made / 2 } else { 0 };
-    let features = 2 * (projected + task.code_rows * width);
+    let features = 2 * (task.projected + task.code_rows * width);
     let sums = 2 * shapes * made * (value_dim + 1);
     let met = chunks * linear::CHUNK / 2 * (made + value_dim);
     let forward = 2.0 * (batch * heads * len) as f64 * (features + sums + met) as f64;
@@ -216,7 +219,10 @@ fn flops(task: &LinearAttentionCall, backward: bool) -> f64 {
 }
 
 /// Linear attention without and with positions.
-pub struct TimedLinearAttention;
+pub struct TimedLinearAttention {
+    /// Those of [`BIASES`] that are timed; empty: all.
+    pub only: Vec<String>,
+}
 
 impl TimedWork for TimedLinearAttention {
     fn check_length(&self, length: usize, sizes: TimedSizes) -> CommandResult {
@@ -225,10 +231,14 @@ impl TimedWork for TimedLinearAttention {
     }
 
     fn time(&self, length: usize, sizes: TimedSizes, report: &mut dyn FnMut(Measurement)) -> CommandResult {
-        check(sizes)?;
+        let biases: Vec<&str> = BIASES
+            .into_iter()
+            .filter(|bias| self.only.is_empty() || self.only.iter().any(|name| name == bias))
+            .collect();
+        check(sizes, &biases)?;
         for (engine, bias) in [LinearAlgorithm::Chunked, LinearAlgorithm::Naive, LinearAlgorithm::Transform]
             .into_iter()
-            .flat_map(|e| BIASES.map(|b| (e, b)))
+            .flat_map(|engine| biases.iter().map(move |bias| (engine, *bias)))
         {
             let skip = match engine {
                 LinearAlgorithm::Chunked => false,

@@ -5,6 +5,7 @@ mod decode;
 mod eval;
 mod linear;
 
+use clap::builder::PossibleValuesParser;
 use clap::{Parser, Subcommand};
 use decode::TimedDecode;
 use eval::TimedEval;
@@ -48,6 +49,9 @@ enum MeasuredWork {
     /// Time one layer of linear attention, forward and backward, with each kind of positions and of
     /// features; by default at 4096 and 32768 tokens, with a batch of 1 and 12 heads of 64 features.
     Linear {
+        /// Time these only
+        #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(linear::BIASES))]
+        only: Vec<String>,
         #[command(flatten)]
         timing: TimingOptions,
     },
@@ -69,9 +73,9 @@ fn run(work: &MeasuredWork) -> CommandResult {
             let timing = Timing::new(timing, TimingDefaults { lengths: &[16_384], batch: 1, heads: 4 })?;
             timing.run(&TimedEval(TimedModel::new(model, timing.sizes())?))
         }
-        MeasuredWork::Linear { timing } => {
+        MeasuredWork::Linear { only, timing } => {
             let defaults = TimingDefaults { lengths: &[4096, 32_768], batch: 1, heads: 12 };
-            Timing::new(timing, defaults)?.run(&TimedLinearAttention)
+            Timing::new(timing, defaults)?.run(&TimedLinearAttention { only: only.clone() })
         }
     }
 }

@@ -10,8 +10,8 @@
 //! gates        4 B n H a layer, and 16 B n H, where tokens make them
 //! rows         rotations 8 n D, additions 12 n M
 //! codes        noise: 8 W R H D a layer for W sinusoids, twice that in training and for more than two sequences; 4 R H D
-//!              (n + taps) for filters, as far as it is held, in every layer where a text is read in pieces and in one at a
-//!              time otherwise, and 12 R taps a thread; images of queries and keys, 8 n H R, in training with their gradients
+//!              (n + taps) for filters, as far as it is held, by all layers where a text is read in pieces and by one layer
+//!              otherwise, and 12 R taps per thread; images of queries and keys, 8 n H R, in training with their gradients
 //! features     a projection, 12 R max(R, M) and as much again three times while it is made; rows of a chunk a thread
 //! states       4 H ((K + 8) M (D + 1) + 256 (M + D)) a sequence and layer: one a thread, one a piece
 //! ```
