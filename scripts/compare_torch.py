@@ -163,17 +163,22 @@ def simd(narrow):
     return ["--simd", "avx2"] if narrow else []
 
 
-def times_faster(name, kind, mode, length, narrow):
+def times_faster(name, kind, modes, length, narrow):
+    """How many times faster kerple is than each mode of PyTorch, in turns."""
     ours = kerple_row(name, kind, length, narrow)["median_ms"]
-    theirs = child(__file__, kind, mode, length, SIZES.get(name, {}), narrow=narrow)
-    print(f"  {kind} L={length}: kerple {ours:.1f} ms, torch {mode} {theirs['ms']:.1f} ms, peak {theirs['peak_mib']:.0f} MiB", file=sys.stderr)
-    return theirs["ms"] / ours
+
+    def ratio(mode):
+        theirs = child(__file__, kind, mode, length, SIZES.get(name, {}), narrow=narrow)
+        print(f"  {kind} L={length}: kerple {ours:.1f} ms, torch {mode} {theirs['ms']:.1f} ms, peak {theirs['peak_mib']:.0f} MiB", file=sys.stderr)
+        return theirs["ms"] / ours
+
+    return [ratio(mode) for mode in modes]
 
 
 def compare(name, rounds, narrow):
     for kind, modes, length in CASES[name]:
-        for mode in modes:
-            ratios = [times_faster(name, kind, mode, length, narrow) for _ in range(rounds)]
+        all_rounds = [times_faster(name, kind, modes, length, narrow) for _ in range(rounds)]
+        for mode, ratios in zip(modes, zip(*all_rounds)):
             print(f"{kind if kind != work_of(name)[0] else name:<8} L={length:<6} against {mode:<8} {spread(ratios)}", flush=True)
 
 

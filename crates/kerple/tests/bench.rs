@@ -47,6 +47,7 @@ fn sizes_that_do_not_fit_are_refused() {
     for (encoding, says) in [
         (r#"{"kind":"alibi","behind":0.5}"#, "it has a bias for keys after the query"),
         (r#"{"kind":"dape","base":{"kind":"t5","bidirectional":true}}"#, "it has a bias for keys after the query"),
+        (r#"{"kind":"alibi","window":3}"#, "omit `window`; --window times KERPLE-log's scores under one"),
         (r#"{"kind":"learned","positions":3}"#, "`positions`: 3 rows are too few"),
         ("rotary", "rotary: it changes embeddings, queries or keys before the scores"),
         ("fope", "`kerple bench step --encoding fope`"),
@@ -74,6 +75,7 @@ fn every_work_is_checked_and_timed() {
         ("attention", &["--normalizer", "stick_breaking"], &["fused", "tiled"]),
         ("attention", &["--encoding", "none", "--normalizer", "softpick"], &["fused", "tiled"]),
         ("attention", &["--selective-attention", "exclusive"], &["fused", "tiled"]),
+        ("attention", &["--window", "8", "--sink-tokens", "2"], &["composed", "naive", "tiled"]),
         ("step", &["--layers", "1"], &["composed", "fused"]),
     ] {
         let sizes = ["--lengths", "200", "--batch", "1", "--heads", "2", "--head-dim", "16", "--repeats", "1"];

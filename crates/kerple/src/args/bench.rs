@@ -39,6 +39,13 @@ pub struct BenchAttentionArgs {
     /// --encoding.
     #[arg(long)]
     pub selective_attention: Option<TimedSelective>,
+    /// Positions that a query attends to, its own included; without --encoding, --normalizer and
+    /// --selective-attention.
+    #[arg(long, value_parser = count, conflicts_with_all = ["encoding", "normalizer", "selective_attention"])]
+    pub window: Option<usize>,
+    /// First tokens that stay visible under the window.
+    #[arg(long, value_parser = count, requires = "window")]
+    pub sink_tokens: Option<usize>,
     #[command(flatten)]
     pub hardware: Hardware,
 }

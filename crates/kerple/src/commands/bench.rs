@@ -12,7 +12,7 @@ use crate::timing::{Timing, TimingDefaults};
 use attention::{EncodingAttention, TableAttention};
 use attention_on_device::DeviceAttention;
 use kerple_burn::device::DeviceName;
-use kerple_core::forms::{Normalizer, Selective, StickBreaking};
+use kerple_core::forms::{Mask, Normalizer, Selective, StickBreaking};
 use step::TimedStep;
 
 /// Checks, times and prints.
@@ -52,10 +52,11 @@ fn attention(args: &BenchAttentionArgs) -> CommandResult {
         args.hardware.check_exact("the CPU computes attention in f32")?;
     }
     let device = TimedDevice::open(&args.hardware)?;
+    let mask = Mask::causal(args.window, args.sink_tokens.unwrap_or(0));
     match encoding {
         Some(encoding) => timing.run(&EncodingAttention { encoding, normalizer, selective }),
-        None if on_cpu => timing.run(&TableAttention),
-        None => timing.run(&DeviceAttention(device)),
+        None if on_cpu => timing.run(&TableAttention { mask }),
+        None => timing.run(&DeviceAttention { device, mask }),
     }
 }
 

@@ -17,7 +17,7 @@ use kerple_core::attention::{
 };
 use kerple_core::encoding::{Encoding, EncodingForm, Geometry, Injection, Method, ScoreModForm};
 use kerple_core::forms::{
-    ContentRotation, FeatureGateMap, FeatureGates, LearnedPositions, Normalizer, PathFeatures, QueryKeyMap,
+    ContentRotation, FeatureGateMap, FeatureGates, LearnedPositions, Mask, Normalizer, PathFeatures, QueryKeyMap,
     RowProfiles, Selection, Selective, Sides, Strided,
 };
 use kerple_core::ops::gate_cumsum::{self, GateMap};
@@ -33,6 +33,7 @@ pub const LONGEST_COMPOSED: usize = 2048;
 /// Inputs of one call, and room for what it returns.
 struct TimedAttention {
     dims: AttentionDims,
+    mask: Mask,
     /// Of queries and keys, and of values.
     strides: [Strides; 2],
     inputs: [Vec<f32>; 4],
@@ -87,6 +88,7 @@ impl TimedAttention {
                 head_dim,
                 value_dim: head_dim,
             },
+            mask: Mask::CAUSAL,
             strides: [dense([heads, length, head_dim]); 2],
             inputs: [1, 2, 3, 4].map(|seed| noise(elements, 4 * draw + seed)),
             bias: with.then(|| log_bias(heads, head_dim, length)),
@@ -218,6 +220,7 @@ impl TimedAttention {
     fn run(&mut self, engine: CpuAttention, backward: bool) {
         let TimedAttention {
             dims,
+            mask,
             strides,
             inputs,
             bias,
@@ -275,6 +278,7 @@ impl TimedAttention {
                     })
                 }
             },
+            mask: *mask,
             normalizer: *normalizer,
             selection: selective.map(Selection::from),
             ..AttentionProblem::causal(*dims, (dims.value_dim as f32).sqrt().recip())
@@ -348,10 +352,9 @@ fn dense([heads, length, width]: [usize; 3]) -> Strides {
 }
 
 /// Fails unless the tiled engine equals the reference on a problem of these sizes, at a length it can be run at.
-fn check(sizes: TimedSizes) -> CommandResult {
-    let length = 193;
-    let (mut ours, mut reference) =
-        (TimedAttention::new(length, sizes, "learned", 0), TimedAttention::new(length, sizes, "learned", 0));
+fn check(sizes: TimedSizes, mask: Mask) -> CommandResult {
+    let task = || TimedAttention { mask, ..TimedAttention::new(193, sizes, "learned", 0) };
+    let (mut ours, mut reference) = (task(), task());
     ours.run(CpuAttention::Tiled, true);
     reference.run(CpuAttention::Naive, true);
     // sums of 193 products, rounded in another order
@@ -397,9 +400,9 @@ fn check_scores(encoding: &Encoding, geometry: &Geometry, length: usize) -> Comm
     Err(CommandError::misuse(format!("--encoding {kind}: {why}"), hint))
 }
 
-/// Multiply-adds that cannot be avoided, twice: 2 products forward, 5 backward, of half the pairs.
-pub fn flops(length: usize, sizes: TimedSizes, backward: bool) -> f64 {
-    let pairs = (length * (length + 1) / 2) as f64;
+/// Multiply-adds that cannot be avoided, twice: 2 products forward, 5 backward, of the pairs that are visible.
+pub fn flops(length: usize, sizes: TimedSizes, mask: Mask, backward: bool) -> f64 {
+    let pairs = (0..length).map(|query| mask.count(query as isize, length)).sum::<usize>() as f64;
     let products = if backward { 7.0 } else { 2.0 };
     2.0 * products * pairs * (sizes.batch * sizes.heads * sizes.head_dim) as f64
 }
@@ -407,31 +410,33 @@ pub fn flops(length: usize, sizes: TimedSizes, backward: bool) -> f64 {
 /// KERPLE-log attention in plain Burn operations.
 struct ComposedAttention {
     encoding: PositionalEncoding,
+    mask: Mask,
     inputs: [Tensor<4>; 3],
 }
 
 impl ComposedAttention {
-    fn new(length: usize, sizes: TimedSizes) -> ComposedAttention {
+    fn new(length: usize, sizes: TimedSizes, mask: Mask) -> ComposedAttention {
         let device = Device::flex().autodiff();
         let shape = [sizes.batch, sizes.heads, length, sizes.head_dim];
         let input = || Tensor::<4>::random(shape, Distribution::Uniform(-1.0, 1.0), &device).require_grad();
         let encoding = Encoding::from(Method::KerpleLog(Default::default()));
         let geometry = Geometry::new(sizes.heads, sizes.head_dim, length);
         let encoding = PositionalEncoding::new(&encoding, &geometry, 1, 0, &device);
-        ComposedAttention { encoding, inputs: [input(), input(), input()] }
+        ComposedAttention { encoding, mask, inputs: [input(), input(), input()] }
     }
 
     /// One forward, and one backward of the sum of the outputs when asked.
     fn run(&self, backward: bool) {
         let [q, k, v] = self.inputs.clone();
         let [_, _, length, head_dim] = q.dims();
-        let positions = self.encoding.attention_context(
+        let mut positions = self.encoding.attention_context(
             0,
             [length, length],
             (&q.device(), DType::F32),
             Impl::Reference,
             &ForwardContext::evaluation(0),
         );
+        positions.mask = self.mask.into();
         let out = rotated(q, k, v, default_scale(head_dim), &positions, Impl::Reference);
         if backward {
             let _ = out.sum().backward();
@@ -439,11 +444,12 @@ impl ComposedAttention {
     }
 }
 
-fn composed(length: usize, sizes: TimedSizes, report: &mut dyn FnMut(Measurement)) {
-    let layer = ComposedAttention::new(length, sizes);
+fn composed(length: usize, sizes: TimedSizes, mask: Mask, report: &mut dyn FnMut(Measurement)) {
+    let layer = ComposedAttention::new(length, sizes, mask);
     for backward in [false, true] {
         let all = times(sizes.repeats, || layer.run(backward));
-        let mut row = Measurement::new("attention", "composed", length, sizes, &all, flops(length, sizes, backward));
+        let flops = flops(length, sizes, mask, backward);
+        let mut row = Measurement::new("attention", "composed", length, sizes, &all, flops);
         row.extra_mib = Some(extra_mib(|| layer.run(backward)));
         (row.backward, row.bias) = (backward, "learned");
         report(row);
@@ -460,7 +466,9 @@ pub fn bytes(length: usize, sizes: TimedSizes) -> u128 {
 }
 
 /// KERPLE-log's table, without and with a bias.
-pub struct TableAttention;
+pub struct TableAttention {
+    pub mask: Mask,
+}
 
 impl TimedWork for TableAttention {
     fn check_length(&self, length: usize, sizes: TimedSizes) -> CommandResult {
@@ -468,17 +476,18 @@ impl TimedWork for TableAttention {
     }
 
     fn time(&self, length: usize, sizes: TimedSizes, report: &mut dyn FnMut(Measurement)) -> CommandResult {
-        check(sizes)?;
+        let mask = self.mask;
+        check(sizes, mask)?;
         for (engine, name) in [(CpuAttention::Tiled, "tiled"), (CpuAttention::Naive, "naive")] {
             if engine == CpuAttention::Naive && length > LONGEST_NAIVE {
                 continue;
             }
             for backward in [false, true] {
                 for bias in ["none", "fixed", "learned"] {
-                    let mut task = TimedAttention::new(length, sizes, bias, 0);
+                    let mut task = TimedAttention { mask, ..TimedAttention::new(length, sizes, bias, 0) };
                     let all = times(sizes.repeats, || task.run(engine, backward));
-                    let mut row =
-                        Measurement::new("attention", name, length, sizes, &all, flops(length, sizes, backward));
+                    let flops = flops(length, sizes, mask, backward);
+                    let mut row = Measurement::new("attention", name, length, sizes, &all, flops);
                     row.extra_mib = Some(extra_mib(|| task.run(engine, backward)));
                     (row.backward, row.bias) = (backward, bias);
                     report(row);
@@ -486,7 +495,7 @@ impl TimedWork for TableAttention {
             }
         }
         if length <= LONGEST_COMPOSED {
-            composed(length, sizes, report);
+            composed(length, sizes, mask, report);
         }
         Ok(())
     }
@@ -547,8 +556,10 @@ impl TimedWork for EncodingAttention {
             .check(&geometry)
             .map_err(|refusal| CommandError::misuse(format!("--encoding: {refusal}"), refusal.hint))?;
         if encoding.window.is_some() {
-            let message = format!("--encoding {}: `window` is ignored here, all keys are timed", encoding.label());
-            return Err(CommandError::misuse(message, "omit `window`; `kerple bench step` times models with one"));
+            let message = format!("--encoding {}: all keys are timed here, not those of `window`", encoding.label());
+            let hint =
+                "omit `window`; --window times KERPLE-log's scores under one, `kerple bench step` models with one";
+            return Err(CommandError::misuse(message, hint));
         }
         if encoding.has_two_sided_table() {
             let message = format!("--encoding {}: it has a bias for keys after the query", encoding.label());
@@ -574,8 +585,8 @@ impl TimedWork for EncodingAttention {
             let tasks = [("tiled", "learned", &mut plain), ("fused", self.name(), &mut own)];
             for ((engine, bias, task), mut all) in tasks.into_iter().zip(all) {
                 all.sort_by(f64::total_cmp);
-                let mut row =
-                    Measurement::new("attention", engine, length, sizes, &all, flops(length, sizes, backward));
+                let flops = flops(length, sizes, Mask::CAUSAL, backward);
+                let mut row = Measurement::new("attention", engine, length, sizes, &all, flops);
                 row.extra_mib = Some(extra_mib(|| task.run(CpuAttention::Tiled, backward)));
                 (row.backward, row.bias) = (backward, bias);
                 report(row);

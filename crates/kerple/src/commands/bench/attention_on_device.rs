@@ -10,11 +10,13 @@ use burn::tensor::{Device, Tensor, TensorData};
 use kerple_burn::attention_context::{AttentionBias, ScoreContext};
 use kerple_burn::implementation::Impl;
 use kerple_burn::ops::attention::{attention, default_scale};
+use kerple_core::forms::Mask;
 
 /// Inputs of one call.
 struct DeviceInputs {
     own: [Tensor<4>; 3],
     bias: Option<Tensor<2>>,
+    mask: Mask,
 }
 
 impl DeviceInputs {
@@ -22,6 +24,7 @@ impl DeviceInputs {
         device: &Device,
         length: usize,
         TimedSizes { batch, heads, head_dim, .. }: TimedSizes,
+        mask: Mask,
         with_bias: bool,
     ) -> DeviceInputs {
         let device = device.clone().autodiff();
@@ -32,7 +35,7 @@ impl DeviceInputs {
         };
         let table = || TensorData::new(log_bias(heads, head_dim, length), [heads, length]);
         let bias = with_bias.then(|| Tensor::<2>::from_data(table(), &device).require_grad());
-        DeviceInputs { own: [1, 2, 3].map(input), bias }
+        DeviceInputs { own: [1, 2, 3].map(input), bias, mask }
     }
 
     /// The output, and with a backward of its sum the gradients in queries and in the bias.
@@ -40,7 +43,8 @@ impl DeviceInputs {
         let [q, k, v] = self.own.clone();
         let scale = default_scale(q.dims()[3]);
         let bias = AttentionBias::Table { bias: self.bias.clone(), weight: None };
-        let out = attention(q, k, v, scale, &ScoreContext { bias, ..ScoreContext::default() }, implementation);
+        let score_context = ScoreContext { mask: self.mask.into(), bias, ..ScoreContext::default() };
+        let out = attention(q, k, v, scale, &score_context, implementation);
         let gradients = backward.then(|| {
             let gradients = out.clone().sum().backward();
             let flat = |values: Tensor<2>| values.reshape([-1]);
@@ -56,8 +60,8 @@ fn numbers(tensor: Tensor<1>) -> Vec<f32> {
 }
 
 /// Fails unless output and gradients of the kernels equal the reference's on the same device.
-fn check(device: &Device, sizes: TimedSizes, implementation: Impl) -> CommandResult {
-    let layer = DeviceInputs::new(device, CHECKED_LEN, TimedSizes { batch: 1, ..sizes }, true);
+fn check(device: &Device, sizes: TimedSizes, mask: Mask, implementation: Impl) -> CommandResult {
+    let layer = DeviceInputs::new(device, CHECKED_LEN, TimedSizes { batch: 1, ..sizes }, mask, true);
     let all = |implementation| {
         let (out, gradients) = layer.run(implementation, true);
         let gradients = gradients.into_iter().flatten().flatten();
@@ -72,16 +76,20 @@ fn check(device: &Device, sizes: TimedSizes, implementation: Impl) -> CommandRes
 }
 
 /// Attention with KERPLE-log's table on a device.
-pub struct DeviceAttention(pub TimedDevice);
+pub struct DeviceAttention {
+    pub device: TimedDevice,
+    pub mask: Mask,
+}
 
 impl TimedWork for DeviceAttention {
     fn check_length(&self, length: usize, sizes: TimedSizes) -> CommandResult {
-        check_memory(bytes(length, sizes), length, self.0.memory.as_ref())
+        check_memory(bytes(length, sizes), length, self.device.memory.as_ref())
     }
 
     fn time(&self, length: usize, sizes: TimedSizes, report: &mut dyn FnMut(Measurement)) -> CommandResult {
-        let TimedDevice { device, name, implementation: fused, .. } = &self.0;
-        check(device, sizes, *fused)?;
+        let TimedDevice { device, name, implementation: fused, .. } = &self.device;
+        let mask = self.mask;
+        check(device, sizes, mask, *fused)?;
         for (implementation, what) in [(*fused, "kernel"), (Impl::Reference, "composed")] {
             if implementation == Impl::Reference && length > LONGEST_COMPOSED {
                 continue;
@@ -89,7 +97,7 @@ impl TimedWork for DeviceAttention {
             for backward in [false, true] {
                 for bias in ["none", "learned"] {
                     device.memory_cleanup();
-                    let layer = DeviceInputs::new(device, length, sizes, bias == "learned");
+                    let layer = DeviceInputs::new(device, length, sizes, mask, bias == "learned");
                     let mut last = None;
                     let all = times(sizes.repeats, || {
                         last = None;
@@ -103,11 +111,10 @@ impl TimedWork for DeviceAttention {
                     {
                         numbers(made.narrow(0, 0, 1));
                     }
-                    let mut row =
-                        Measurement::new("attention", what, length, sizes, &all, flops(length, sizes, backward))
-                            .on(name);
+                    let flops = flops(length, sizes, mask, backward);
+                    let mut row = Measurement::new("attention", what, length, sizes, &all, flops).on(name);
                     (row.backward, row.bias) = (backward, bias);
-                    row.extra_mib = self.0.reserved_mib();
+                    row.extra_mib = self.device.reserved_mib();
                     report(row);
                 }
             }
