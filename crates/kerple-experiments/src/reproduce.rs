@@ -47,7 +47,7 @@ struct ExperimentFile {
 }
 
 /// Every experiment file, by paper and scale.
-const FILES: [ExperimentFile; 30] = [
+const FILES: [ExperimentFile; 31] = [
     ExperimentFile { paper: "arena", scale: "small", text: include_str!("../experiments/arena-small.toml") },
     ExperimentFile { paper: "borders", scale: "small", text: include_str!("../experiments/borders-small.toml") },
     ExperimentFile { paper: "budget", scale: "small", text: include_str!("../experiments/budget-small.toml") },
@@ -68,6 +68,7 @@ const FILES: [ExperimentFile; 30] = [
     ExperimentFile { paper: "length", scale: "small", text: include_str!("../experiments/length-small.toml") },
     ExperimentFile { paper: "levels", scale: "small", text: include_str!("../experiments/levels-small.toml") },
     ExperimentFile { paper: "order", scale: "small", text: include_str!("../experiments/order-small.toml") },
+    ExperimentFile { paper: "parity", scale: "small", text: include_str!("../experiments/parity-small.toml") },
     ExperimentFile { paper: "reach", scale: "small", text: include_str!("../experiments/reach-small.toml") },
     ExperimentFile { paper: "rivals", scale: "small", text: include_str!("../experiments/rivals-small.toml") },
     ExperimentFile { paper: "seeds", scale: "small", text: include_str!("../experiments/seeds-small.toml") },

@@ -32,6 +32,7 @@ const DESCRIPTIONS: &[(&[&str], &str)] = &[
             "levels",
             "order",
             "reach",
+            "parity",
             "rivals",
             "seeds",
             "shift",
