@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Papers and questions with a page of results.
-const PAPERS: [&str; 17] = [
+const PAPERS: [&str; 18] = [
     "kerple",
     "dape",
     "spe",
@@ -26,6 +26,7 @@ const PAPERS: [&str; 17] = [
     "tasks",
     "reach",
     "equal",
+    "rivals",
     "cost",
     "windows",
     "shift",

@@ -7,7 +7,7 @@ use kerple_experiments::reproduce::title;
 use std::path::Path;
 
 /// Experiments whose rows are in `results/` of the repository.
-const BUNDLED: [&str; 17] = [
+const BUNDLED: [&str; 18] = [
     "kerple",
     "dape",
     "spe",
@@ -22,6 +22,7 @@ const BUNDLED: [&str; 17] = [
     "tasks",
     "reach",
     "equal",
+    "rivals",
     "cost",
     "windows",
     "shift",
