@@ -198,6 +198,8 @@ def measure(rounds, only):
                 values[name].append(turn.measure(narrow))
         of_rows = {name: list(zip(*rounds_of_rows)) for name, rounds_of_rows in values.items()}
         for at, row in enumerate(turn.rows):
+            if only not in str(row):
+                continue
             found.append((row, {name: of_rows[name][at] for name in sets}))
             print(row, *(f"{name} {cell(row.table, of_rows[name][at])}" for name in sets), sep=" | ", flush=True)
     if only:
