@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Papers and questions with a page of results.
-const PAPERS: [&str; 18] = [
+const PAPERS: [&str; 19] = [
     "kerple",
     "dape",
     "spe",
@@ -27,6 +27,7 @@ const PAPERS: [&str; 18] = [
     "reach",
     "equal",
     "rivals",
+    "parity",
     "cost",
     "windows",
     "shift",

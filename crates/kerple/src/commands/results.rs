@@ -7,7 +7,7 @@ use kerple_experiments::reproduce::title;
 use std::path::Path;
 
 /// Experiments whose rows are in `results/` of the repository.
-const BUNDLED: [&str; 18] = [
+const BUNDLED: [&str; 19] = [
     "kerple",
     "dape",
     "spe",
@@ -23,6 +23,7 @@ const BUNDLED: [&str; 18] = [
     "reach",
     "equal",
     "rivals",
+    "parity",
     "cost",
     "windows",
     "shift",

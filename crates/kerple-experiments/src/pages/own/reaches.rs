@@ -1,4 +1,4 @@
-//! How far encodings answer the tasks of an experiment that has several: a figure for the usual runs and for every variant.
+//! How far encodings answer the tasks of an experiment that has several: a figure for the usual runs and for every variant of several encodings.
 
 use super::plots::labels;
 use crate::manifest::{own_content, runs_folder};
@@ -41,7 +41,9 @@ fn figure(all: &ReproductionFolder, page: &PageDescription, variant: &str) -> Op
     let words = names::variant(page, &all.manifest.paper, variant);
     let title = if words.is_empty() { "Reach".to_owned() } else { format!("Reach: {words}") };
     let id = if variant.is_empty() { "reach".to_owned() } else { format!("reach-{variant}") };
-    (tasks.len() > 1).then(|| ReachFigure::of(&tasks, &naming, (Section::Suite, id, title)))
+    // one encoding alone has nothing to be compared with, and its answers are in the tables
+    let compares = variant.is_empty() || tasks.iter().any(|task| task.table.reaches.len() > 1);
+    (tasks.len() > 1 && compares).then(|| ReachFigure::of(&tasks, &naming, (Section::Suite, id, title)))
 }
 
 /// The table of the task that runs learned, where it has reaches.

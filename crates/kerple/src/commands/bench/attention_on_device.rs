@@ -1,7 +1,7 @@
 //! Attention on a GPU: its kernels, and the reference in Burn's operations where it is short
 //! enough.
 
-use super::attention::{LONGEST_COMPOSED, bytes, flops};
+use super::attention::{LONGEST_COMPOSED, bytes, flops, narrowed};
 use crate::command_error::CommandResult;
 use crate::timing::inputs::{log_bias, noise};
 use crate::timing::model::{CHECKED_LEN, TimedDevice};
@@ -61,7 +61,8 @@ fn numbers(tensor: Tensor<1>) -> Vec<f32> {
 
 /// Fails unless output and gradients of the kernels equal the reference's on the same device.
 fn check(device: &Device, sizes: TimedSizes, mask: Mask, implementation: Impl) -> CommandResult {
-    let layer = DeviceInputs::new(device, CHECKED_LEN, TimedSizes { batch: 1, ..sizes }, mask, true);
+    let layer =
+        DeviceInputs::new(device, CHECKED_LEN, TimedSizes { batch: 1, ..sizes }, narrowed(mask, CHECKED_LEN), true);
     let all = |implementation| {
         let (out, gradients) = layer.run(implementation, true);
         let gradients = gradients.into_iter().flatten().flatten();
