@@ -32,7 +32,7 @@ FASTER = "How many times faster kerple is than PyTorch"
 PYTHON = "How many times faster `kerple.torch` is than PyTorch"
 COST = "How long other scores and weights take, as a multiple of KERPLE-log, at 2048 tokens"
 TRAINING = "How long a training step takes, as a multiple of one with KERPLE-log"
-WINDOWS = "How long a token takes under a window, as a multiple of L = 16384"
+WINDOWS = "Time per token under a window, as a multiple of L = 16384"
 SHARE = "Share of the peak of matrix products, measured between the repetitions"
 MODES = {"eager": "eager", "sdpa": "SDPA with the bias as mask", "causal": "causal SDPA without any bias",
          "flex": "compiled FlexAttention", "dape": "eager", "compile": "`torch.compile`"}
