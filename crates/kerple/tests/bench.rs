@@ -93,6 +93,24 @@ fn every_work_is_checked_and_timed() {
     }
 }
 
+/// Operations are those of the pairs that are visible: of position i its window, and the first tokens before it.
+#[test]
+fn a_window_counts_what_it_sees() {
+    let place = Place::new();
+    let sizes = ["--lengths", "200", "--batch", "1", "--heads", "2", "--head-dim", "16", "--repeats", "1", "--json"];
+    let windows = ["--window", "8", "--sink-tokens", "2"];
+    let printed = place.ok(&[&["bench", "attention"], &sizes[..], &windows].concat());
+    let pairs: usize = (1..=200usize).map(|seen| seen.min(8) + seen.saturating_sub(8).min(2)).sum();
+    for line in printed.lines() {
+        let row: Value = serde_json::from_str(line).unwrap();
+        let products = if row["backward"] == true { 7 } else { 2 };
+        let counted = row["gflops"].as_f64().unwrap() * row["median_ms"].as_f64().unwrap() * 1e6;
+        let expected = (2 * products * pairs * 2 * 16) as f64;
+        // divided by a time and multiplied again
+        assert!((counted / expected - 1.0).abs() < 1e-12, "{row}");
+    }
+}
+
 /// Of two times, the larger is not the middle.
 #[test]
 fn the_median_of_an_even_number_is_between_the_middle_ones() {
