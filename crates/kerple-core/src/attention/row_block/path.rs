@@ -10,7 +10,8 @@
 //! ```
 //!
 //! Edges are `[keys, rows]`, so that the sums of neighbouring rows are one vector. Sums begin at the query, so near keys, which have the most weight, have the smallest rounding. The total of a row minus the sum up to
-//! a key would round every bias as it does the farthest. What is passed on from tile to tile is in f64.
+//! a key would round every bias as it does the farthest. What is passed on from tile to tile is in f64. What is left to the left of
+//! all weight is not 0 but the roundings of the row, of which the gradient in p adds up one an edge.
 
 use super::{KEYS, RowBlockInputs, RowBlockTile, first_row};
 use crate::Number;
