@@ -47,6 +47,11 @@ impl Heads {
         (starts, Strides { batch: len * self.packed(), head, row: self.packed() })
     }
 
+    /// How attention's output lies, `[B, L, H E]`.
+    pub(crate) fn merged(self, len: usize) -> Strides {
+        Strides { batch: len * self.inner(), head: self.value_dim, row: self.inner() }
+    }
+
     /// Splits a packed projection `[B, L, (H + 2 G) D]` into `[B, H, L, D]` queries, `[B, G, L, D]` keys and `[B, G, L, E]`
     /// values.
     pub fn unpack(self, qkv: Tensor<3>) -> [Tensor<4>; 3] {

@@ -157,9 +157,8 @@ impl HostKv {
         let ([start, ..], packed) = heads.layout(len);
         let head = self.capacity * head_dim;
         let held = Strides { batch: kv_heads * head, head, row: head_dim };
-        let inner = heads.inner();
-        let merged = Strides { batch: len * inner, head: value_dim, row: inner };
-        let mut out = vec![0.0f32; batch * len * inner];
+        let merged = heads.merged(len);
+        let mut out = vec![0.0f32; batch * merged.batch];
         let view = |data, strides| View { data, strides };
         let rows = [view(&rows[start..], packed), view(&self.keys[..], held), view(&self.values[..], held)];
         let gate_cumsum = has_gates.then(|| Strided { values: &self.gate_cumsum[..], stride: self.capacity });
@@ -205,7 +204,7 @@ impl HostKv {
         if let Some(of) = householder.filter(|_| len > 1) {
             self.rewrite(&of, len);
         }
-        Tensor::from_data(TensorData::new(out, [batch, len, inner]), &device)
+        Tensor::from_data(TensorData::new(out, [batch, len, merged.row]), &device)
     }
 
     /// Adds the keys and values of `len` positions from packed rows, see [`Heads`].

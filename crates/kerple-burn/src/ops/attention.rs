@@ -19,20 +19,19 @@ pub(crate) use reference::{MaskedAfter, grouped_reference, grouped_seen, grouped
 pub(super) use reference::{gate_differences, repeat_heads};
 pub(crate) use score_inputs::{AttentionCall, AttentionOutput, MaskedBefore, ScoreInputs, strided_by_keys};
 
-use super::grouped_attention;
+use super::{grouped_attention, score_mods};
 #[cfg(feature = "cube")]
 use crate::attention_context::AttentionBias;
 use crate::attention_context::{
     AttentionContext, FromRows, HouseholderTensors, PathTensors, RelativeTensors, RotaryTables, ScoreContext,
 };
 use crate::custom_op::OpInputs;
-#[cfg(feature = "cube")]
-use crate::implementation::DeviceKind;
-use crate::implementation::Impl;
+use crate::heads::Heads;
+use crate::implementation::{DeviceKind, Impl};
 use burn::tensor::Tensor;
 use kerple_core::attention::Strides;
 use kerple_core::forms::{Normalizer, Selective};
-use op::{AttentionOp, PathInputs, RelativeInputs};
+use op::{AttentionOp, PathInputs, RelativeInputs, RowInputs};
 use reference::shifted;
 #[cfg(feature = "cube")]
 use std::sync::Arc;
@@ -94,7 +93,37 @@ pub fn attention(
     }
     let (q, keys) = (shifted(q, &context.bias), k.dims()[2]);
     let mut inputs = OpInputs::default();
-    let own = [q, k, v].map(|tensor| inputs.add(tensor));
+    let rows = RowInputs::Apart([q, k, v].map(|tensor| inputs.add(tensor)));
+    fused((rows, keys), inputs, scoring, context, implementation)
+}
+
+/// [`attention()`] of packed rows `[B, L, (H + 2 G) D]`, `[B, L, H E]`.
+pub(crate) fn packed(
+    qkv: Tensor<3>,
+    heads: Heads,
+    scoring: Scoring,
+    context: &ScoreContext,
+    implementation: Impl,
+) -> Tensor<3> {
+    let [batch, len, _] = qkv.dims();
+    if implementation.has_kernel(&[DeviceKind::Cpu], &qkv) && score_mods::query_bias(&context.bias).is_none() {
+        let mut inputs = OpInputs::default();
+        let rows = RowInputs::Packed(inputs.add(qkv), heads);
+        return fused((rows, len), inputs, scoring, context, implementation);
+    }
+    let [q, k, v] = heads.unpack(qkv);
+    attention(q, k, v, scoring, context, implementation).swap_dims(1, 2).reshape([batch, len, heads.inner()])
+}
+
+/// Attention of these rows, which are among the inputs, over so many keys.
+fn fused<const D: usize>(
+    (rows, keys): (RowInputs, usize),
+    mut inputs: OpInputs,
+    scoring: Scoring,
+    context: &ScoreContext,
+    implementation: Impl,
+) -> Tensor<D> {
+    assert!(implementation.uses_kernels(), "the reference is plain operations");
     let scores = ScoreInputs::add(&context.mask, &context.bias, scoring, keys, &mut inputs)
         .with_kernel(context.kernel.clone(), &mut inputs);
     let gates = context.gates.clone().map(|gates| inputs.add(context.mask.without_nan_in_padding(gates)));
@@ -113,7 +142,7 @@ pub fn attention(
         .clone()
         .map(|HouseholderTensors { directions, strengths }| [directions, strengths].map(|tensor| inputs.add(tensor)));
     inputs.apply(AttentionOp {
-        own,
+        rows,
         scores,
         gates,
         feature_gates,

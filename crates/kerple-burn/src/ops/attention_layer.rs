@@ -163,21 +163,25 @@ fn by_parts(x: Tensor<3>, layer: AttentionLayer, context: &AttentionContext, imp
     let qkv = relative::scaled(qkv, heads, context, len);
     let (qkv, heads) = content_rotation::turned(qkv, heads, context, &normed, (implementation, None));
     let (qkv, heads) = query_key_map::mapped(qkv, heads, context, implementation);
-    let [q, k, v] = heads.unpack(qkv);
     let from_rows = relative::from_rows(context, &normed, len, (implementation, None));
-    let rope = context.rope.as_deref();
-    let a = match (linear, rope.and_then(|rope| Some((rope, rope.grouped()?)))) {
-        (None, Some((rope, grouped))) => {
-            grouped_attention::attention(grouped.turned(rope, q, k), v, scoring, &context.mask, implementation)
+    let a = match (linear, context.rope.as_deref()) {
+        (None, None) => attention::packed(qkv, heads, scoring, &context.scores(from_rows), implementation),
+        (linear, rope) => {
+            let [q, k, v] = heads.unpack(qkv);
+            let a = match (linear, rope.and_then(|rope| Some((rope, rope.grouped()?)))) {
+                (None, Some((rope, grouped))) => {
+                    grouped_attention::attention(grouped.turned(rope, q, k), v, scoring, &context.mask, implementation)
+                }
+                (linear, _) => turned_attention([q, k, v], (linear, scoring), context, from_rows, implementation),
+            };
+            a.swap_dims(1, 2).reshape([batch, len, heads.inner()])
         }
-        (linear, _) => plain_attention([q, k, v], (linear, scoring), context, from_rows, implementation),
     };
-    let a = a.swap_dims(1, 2).reshape([batch, len, heads.inner()]);
     linear::linear(a, out, Some(residual.of(x, |_| normed)), implementation)
 }
 
 /// Attention of queries and keys that turn by their positions, where they turn.
-fn plain_attention(
+fn turned_attention(
     [q, k, v]: [Tensor<4>; 3],
     (linear, scoring): (Option<linear_attention::LinearAttentionSettings>, Scoring),
     context: &AttentionContext,
@@ -250,14 +254,12 @@ impl AttentionLayerOp {
         let &[batch, len, width] = x.shape() else { panic!("x: expected [B, L, M], got {:?}", x.shape()) };
         let Heads { heads, kv_heads, head_dim, value_dim } = self.heads;
         let (starts, packed) = self.heads.layout(len);
-        let inner = self.heads.inner();
-        let merged = Strides { batch: len * inner, head: value_dim, row: inner };
         AttentionLayerSizes {
             width,
             dims: AttentionDims { batch, heads, kv_heads, queries: len, keys: len, head_dim, value_dim },
             starts,
             packed,
-            merged,
+            merged: self.heads.merged(len),
         }
     }
 

@@ -10,10 +10,11 @@ use crate::implementation::{DeviceKind, Impl};
 use crate::with_element;
 use burn::tensor::{Tensor, activation};
 use kerple_core::forms::{FourierMap, PolarMap, QueryKeyMap};
+use kerple_core::ops::fourier::{self, FourierRows};
 use kerple_core::ops::polar::{self, PolarRows};
 use std::f64::consts::TAU;
 
-/// Devices that have a kernel for polar rows.
+/// Devices that have kernels for them.
 const KERNELS: &[DeviceKind] = &[DeviceKind::Cpu];
 
 /// Packed rows `[B, L, (H + 2 G) D]` with the queries and keys that their context maps them to, and their heads.
@@ -42,6 +43,14 @@ pub(crate) fn mapped(
         }
         QueryKeyMap::Fourier(fourier) => {
             let (qkv, heads) = with_keys_of_each(qkv, heads);
+            if implementation.has_kernel(KERNELS, &qkv) {
+                let mut inputs = OpInputs::default();
+                inputs.add(qkv);
+                for mixture in &map.values {
+                    inputs.add(mixture.clone());
+                }
+                return (inputs.apply(FourierOp { heads, map: fourier.clone(), angles: map.angles.clone() }), heads);
+            }
             let [q, k, v] = heads.split(qkv);
             let [cos, sin] = map.mixed(fourier, heads.head_dim / 2);
             let [q, k] = [q, k].map(|x| turned(x, [&cos, &sin]));
@@ -118,6 +127,14 @@ pub fn turned(x: Tensor<4>, [cos, sin]: [&Tensor<4>; 2]) -> Tensor<4> {
     Tensor::cat(parts.into(), 3)
 }
 
+/// Cosines and sines of the tokens.
+fn by_token<T: FloatElement>(angles: &RotaryTables) -> [Vec<T>; 2] {
+    [angles.cos(), angles.sin()].map(|values| {
+        let values: Vec<T> = values.iter().map(|value| T::from_f64(*value)).collect();
+        angles.by_token(&values).into_owned()
+    })
+}
+
 /// Packed rows, and delta.
 #[derive(Debug)]
 struct PolarOp {
@@ -130,9 +147,7 @@ struct PolarOp {
 impl PolarOp {
     /// What `run` computes with the places and angles of these inputs.
     fn with_rows<T: FloatElement, R>(&self, inputs: &[HostArray], run: impl FnOnce(&[T], PolarRows<'_, T>) -> R) -> R {
-        let number = |values: &[f64]| values.iter().map(|value| T::from_f64(*value)).collect::<Vec<T>>();
-        let [cos, sin] = [self.angles.cos(), self.angles.sin()].map(number);
-        let [cos, sin] = [self.angles.by_token(&cos), self.angles.by_token(&sin)];
+        let [cos, sin] = by_token(&self.angles);
         let of_delta = |turn: fn(f64) -> f64| {
             inputs[1].slice::<T>().iter().map(|delta| T::from_f64(turn(delta.to_f64()))).collect::<Vec<T>>()
         };
@@ -166,5 +181,50 @@ impl CustomOp for PolarOp {
 
     fn backward(&self, ctx: &BackwardContext) -> Vec<Option<HostArray>> {
         with_element!(ctx.inputs[0], T => PolarOp::backward::<T>(self, ctx))
+    }
+}
+
+/// Packed rows with as many key heads as query heads, C, and S.
+#[derive(Debug)]
+struct FourierOp {
+    heads: Heads,
+    map: FourierMap,
+    angles: RotaryTables,
+}
+
+impl FourierOp {
+    /// What `run` computes with the places, angles and mixtures of these inputs.
+    fn with_rows<T: FloatElement, R>(&self, inputs: &[HostArray], run: impl FnOnce(FourierRows<'_, T>) -> R) -> R {
+        let &FourierMap { ref rates, mixed, zero_pad } = &self.map;
+        let ([cos, sin], sin_rest) = (by_token(&self.angles), if zero_pad { T::ZERO } else { T::ONE });
+        let (places, mixtures) =
+            ([of_queries(self.heads), of_keys(self.heads)], [inputs[1].slice(), inputs[2].slice()]);
+        run(FourierRows { places, rates: rates.len(), mixed, sin_rest, cos: &cos, sin: &sin, mixtures })
+    }
+
+    fn forward<T: FloatElement>(&self, inputs: &[HostArray]) -> OpOutput {
+        let mut rows = inputs[0].slice::<T>().to_vec();
+        self.with_rows(inputs, |by| fourier::rotate(&mut rows, by));
+        OpOutput { output: HostArray::from_vec(rows, inputs[0].shape()), saved: SavedForBackward::nothing() }
+    }
+
+    fn backward<T: FloatElement>(&self, ctx: &BackwardContext) -> Vec<Option<HostArray>> {
+        let (rows, mut d_rows) = (ctx.inputs[0].slice::<T>(), ctx.d_output.slice::<T>().to_vec());
+        let [d_cos, d_sin] = self.with_rows(ctx.inputs, |by| fourier::backward(rows, &mut d_rows, by));
+        let mut found = InputGrads::new(ctx.inputs);
+        found.put(0, d_rows);
+        found.put(1, d_cos);
+        found.put(2, d_sin);
+        found.finish()
+    }
+}
+
+impl CustomOp for FourierOp {
+    fn forward(&self, inputs: &[HostArray], _tracked: bool) -> OpOutput {
+        with_element!(inputs[0], T => FourierOp::forward::<T>(self, inputs))
+    }
+
+    fn backward(&self, ctx: &BackwardContext) -> Vec<Option<HostArray>> {
+        with_element!(ctx.inputs[0], T => FourierOp::backward::<T>(self, ctx))
     }
 }

@@ -98,11 +98,11 @@ fn encoding(
             let of_decay = if decays { of_decay } else { 0 };
             of_pairs.saturating_add(bytes(&[of_decay, rows.sequences, rows.positions, heads, head_dim]))
         }
-        // of every layer: queries and keys of a sequence as they are mapped, their parts and gradients, and values with the same room
+        // of every layer: mapped queries and keys, and values with the same room; and their gradients
         Injection::QueryKeyMap { .. } => {
             let map = encoding.query_key_map(geometry).expect("a method that maps queries and keys");
             let width = if let QueryKeyMap::Polar(polar) = map { head_dim + polar.rates.len() } else { head_dim };
-            let kept = if rows.training { 9 * layers + 12 } else { 12 };
+            let kept = if rows.training { 3 * layers + 6 } else { 3 };
             bytes(&[kept, rows.sequences, rows.positions, heads, width])
         }
         // of every layer, whose rows differ: rows and their gradient

@@ -1,7 +1,7 @@
 //! Attention with tables or with FIRE's bias on GPUs, by the kernels of [`kerple_gpu::attention`].
 
 use super::cumsum::{GateCumsum, running_sums};
-use super::op::AttentionOp;
+use super::op::{AttentionOp, RowInputs};
 use super::score_inputs::BiasInputs;
 use crate::attention_context::{AttentionBias, ScoreContext};
 use crate::custom_op::{BackwardContext, GpuOp, OpOutput, SavedForBackward, array, like, of_shape, tensor};
@@ -65,8 +65,14 @@ struct GpuAttentionSaved {
 }
 
 impl AttentionOp {
+    /// Where queries, keys and values are.
+    fn apart(&self) -> [usize; 3] {
+        let RowInputs::Apart(places) = self.rows else { unreachable!("packed rows are for processors") };
+        places
+    }
+
     fn dims(&self, inputs: &[CubeTensor]) -> AttentionDims {
-        let [q, k, v] = self.own.map(|place| inputs[place].meta.shape());
+        let [q, k, v] = self.apart().map(|place| inputs[place].meta.shape());
         AttentionDims {
             batch: q[0],
             heads: q[1],
@@ -87,7 +93,7 @@ impl AttentionOp {
 
     /// The output and the logarithm of its sums, `[B, H, Q]`.
     fn tensors(&self, inputs: &[CubeTensor], output: &FlashOutput) -> (Tensor<4>, Tensor<3>) {
-        let (AttentionDims { batch, heads, queries, .. }, q) = (self.dims(inputs), &inputs[self.own[0]]);
+        let (AttentionDims { batch, heads, queries, .. }, q) = (self.dims(inputs), &inputs[self.apart()[0]]);
         let lse = of_shape(q, [batch, heads, queries], output.lse.clone());
         (tensor(&like(q, output.out.clone())), tensor(&lse))
     }
@@ -127,7 +133,7 @@ impl AttentionOp {
 
     /// The call, without documents.
     fn on<'a>(&self, inputs: &'a [CubeTensor], piecewise: Option<PiecewiseLinearBias>) -> FlashAttention<'a> {
-        let (q, dims) = (&inputs[self.own[0]], self.dims(inputs));
+        let (q, dims) = (&inputs[self.apart()[0]], self.dims(inputs));
         let [bias, weight] = self.scores.bias.tables().map(|place| place.map(|place| &inputs[place]));
         let columns = bias.or(weight).map_or(0, |table| table.meta.shape()[1]);
         let len = self.scores.mask.distances_of(columns);
@@ -153,21 +159,21 @@ impl AttentionOp {
 
 impl GpuOp for AttentionOp {
     fn forward(&self, inputs: &[CubeTensor], _tracked: bool) -> OpOutput<CubeTensor> {
-        let [q, k, v] = self.own.map(|place| &inputs[place].handle);
-        let (client, dims) = (&inputs[self.own[0]].client, self.dims(inputs));
+        let [q, k, v] = self.apart().map(|place| &inputs[place].handle);
+        let (client, dims) = (&inputs[self.apart()[0]].client, self.dims(inputs));
         let bias = self.bias(client, dims);
         let call = self.on(inputs, bias.clone());
         let call = if let Some(documents) = self.scores.documents() { call.with_documents(documents) } else { call };
         let output = call.forward(q, k, v);
         let documents = call.intervals;
         let output = self.with_sinks(inputs, output);
-        let out = like(&inputs[self.own[0]], output.out.clone());
+        let out = like(&inputs[self.apart()[0]], output.out.clone());
         OpOutput { output: out, saved: SavedForBackward::new(GpuAttentionSaved { output, bias, documents }) }
     }
 
     fn backward(&self, ctx: &BackwardContext<CubeTensor>) -> Vec<Option<CubeTensor>> {
         let (inputs, GpuAttentionSaved { output, bias, documents }) = (ctx.inputs, ctx.saved::<GpuAttentionSaved>());
-        let [q, k, v] = self.own.map(|place| inputs[place].handle.clone());
+        let [q, k, v] = self.apart().map(|place| inputs[place].handle.clone());
         let saved = FlashSaved { q, k, v, output: output.clone() };
         let places =
             if let Some(place) = self.place_of_bias() { [Some(place), None] } else { self.scores.bias.tables() };
@@ -176,7 +182,7 @@ impl GpuOp for AttentionOp {
         let found = call.backward(&saved, &ctx.d_output.handle, wanted);
         let mut gradients: Vec<Option<CubeTensor>> = inputs.iter().map(|_| None).collect();
         let mut put = |place: usize, handle| gradients[place] = Some(like(&inputs[place], handle));
-        self.own.into_iter().zip([found.d_q, found.d_k, found.d_v]).for_each(|(place, handle)| put(place, handle));
+        self.apart().into_iter().zip([found.d_q, found.d_k, found.d_v]).for_each(|(place, handle)| put(place, handle));
         for (place, handle) in self.scores.bias.tables().iter().zip(&found.d_tables) {
             if let (Some(place), Some(handle)) = (place, handle) {
                 put(*place, handle.clone());

@@ -5,6 +5,7 @@ use super::score_inputs::{AttentionCall, AttentionOutput, CallGrads, MaskedBefor
 #[cfg(feature = "cube")]
 use crate::custom_op::GpuOp;
 use crate::custom_op::{BackwardContext, CustomOp, FloatElement, InputGrads, OpOutput, SavedForBackward};
+use crate::heads::Heads;
 use crate::host_array::HostArray;
 use crate::ops::gates;
 use crate::with_element;
@@ -12,10 +13,20 @@ use kerple_core::attention::{AttentionDims, Strides, View, ViewMut};
 use kerple_core::forms::{HouseholderPath, PathBias, RelativeBias};
 use kerple_core::ops::zeros;
 use std::sync::Arc;
-/// Inputs: q, k, v, the numbers of the scores and gates. Saved: output and log-sum-exp.
+
+/// Where queries, keys and values are among an operation's inputs.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum RowInputs {
+    /// `[B, H, Q, D]`, `[B, G, K, D]` and `[B, G, K, E]`; the output is `[B, H, Q, E]`.
+    Apart([usize; 3]),
+    /// Packed rows `[B, L, (H + 2 G) D]`; the output is `[B, L, H E]`.
+    Packed(usize, Heads),
+}
+
+/// Inputs: rows, the numbers of the scores and gates. Saved: output and log-sum-exp.
 #[derive(Debug)]
 pub(super) struct AttentionOp {
-    pub(super) own: [usize; 3],
+    pub(super) rows: RowInputs,
     pub(super) scores: ScoreInputs,
     pub(super) gates: Option<usize>,
     pub(super) feature_gates: Option<usize>,
@@ -68,26 +79,49 @@ impl PathInputs {
     }
 }
 
-/// Sizes of a call, and how its contiguous tensors lie.
+/// Sizes of a call, and how queries, keys, values and the output lie in their tensors.
 #[derive(Clone, Copy)]
 struct AttentionSizes {
     dims: AttentionDims,
-    queries: Strides,
-    keys: Strides,
-    values: Strides,
+    rows: [Strides; 3],
     out: Strides,
+}
+
+impl AttentionSizes {
+    fn out_shape(&self, rows: RowInputs) -> Vec<usize> {
+        let AttentionDims { batch, heads, queries, value_dim, .. } = self.dims;
+        match rows {
+            RowInputs::Apart(_) => vec![batch, heads, queries, value_dim],
+            RowInputs::Packed(..) => vec![batch, queries, heads * value_dim],
+        }
+    }
 }
 
 impl AttentionOp {
     fn sizes(&self, inputs: &[HostArray]) -> AttentionSizes {
-        let [q, k, v] = self.own.map(|place| inputs[place].shape());
-        let (heads, kv_heads, queries, keys, head_dim, value_dim) = (q[1], k[1], q[2], k[2], q[3], v[3]);
-        AttentionSizes {
-            dims: AttentionDims { batch: q[0], heads, kv_heads, queries, keys, head_dim, value_dim },
-            queries: dense(heads, queries, head_dim),
-            keys: dense(kv_heads, keys, head_dim),
-            values: dense(kv_heads, keys, value_dim),
-            out: dense(heads, queries, value_dim),
+        match self.rows {
+            RowInputs::Apart(places) => {
+                let [q, k, v] = places.map(|place| inputs[place].shape());
+                let (heads, kv_heads, queries, keys, head_dim, value_dim) = (q[1], k[1], q[2], k[2], q[3], v[3]);
+                AttentionSizes {
+                    dims: AttentionDims { batch: q[0], heads, kv_heads, queries, keys, head_dim, value_dim },
+                    rows: [
+                        dense(heads, queries, head_dim),
+                        dense(kv_heads, keys, head_dim),
+                        dense(kv_heads, keys, value_dim),
+                    ],
+                    out: dense(heads, queries, value_dim),
+                }
+            }
+            RowInputs::Packed(place, of) => {
+                let &[batch, len, _] = inputs[place].shape() else { panic!("expected rows [B, L, (H + 2 G) D]") };
+                let Heads { heads, kv_heads, head_dim, value_dim } = of;
+                AttentionSizes {
+                    dims: AttentionDims { batch, heads, kv_heads, queries: len, keys: len, head_dim, value_dim },
+                    rows: [of.layout(len).1; 3],
+                    out: of.merged(len),
+                }
+            }
         }
     }
 
@@ -105,10 +139,14 @@ impl AttentionOp {
         inputs: &'a [HostArray],
         [gate_cumsum, decay_cumsum]: [&'a Option<Vec<f64>>; 2],
     ) -> AttentionCall<'a, T> {
-        let AttentionSizes { dims, queries, keys, values, .. } = self.sizes(inputs);
+        let AttentionSizes { dims, rows: [queries, keys, values], .. } = self.sizes(inputs);
         let view = |place: usize, strides| View { data: inputs[place].slice(), strides };
-        let [q, k, v] = self.own;
-        let rows = [view(q, queries), view(k, keys), view(v, values)];
+        let rows = match self.rows {
+            RowInputs::Apart([q, k, v]) => [view(q, queries), view(k, keys), view(v, values)],
+            RowInputs::Packed(place, heads) => {
+                heads.layout(dims.keys).0.map(|start| View { data: &inputs[place].slice()[start..], strides: keys })
+            }
+        };
         let relative = self.relative.map(|relative| relative.of(inputs));
         let (head, row) = (dims.keys * dims.head_dim, dims.head_dim);
         let of_decays = Strides { batch: dims.heads * head, head, row };
@@ -120,7 +158,7 @@ impl AttentionOp {
             relative,
             path: self.path.as_ref().map(|path| path.of(inputs)),
             householder: self.householder.map(|[directions, strengths]| HouseholderPath {
-                directions: view(directions, keys),
+                directions: view(directions, dense(dims.kv_heads, dims.keys, dims.head_dim)),
                 strengths: view(strengths, dense(dims.kv_heads, dims.keys, 1)),
                 gate_cumsum: None,
             }),
@@ -131,8 +169,8 @@ impl AttentionOp {
     }
 
     fn forward<T: FloatElement>(&self, inputs: &[HostArray]) -> OpOutput {
-        let AttentionSizes { dims, out: strides, .. } = self.sizes(inputs);
-        let shape = [dims.batch, dims.heads, dims.queries, dims.value_dim];
+        let sizes = self.sizes(inputs);
+        let (AttentionSizes { dims, out: strides, .. }, shape) = (sizes, sizes.out_shape(self.rows));
         let mut out = zeros::<T>(shape.iter().product());
         let gate_cumsum = self.gate_cumsum::<T>(inputs, dims.keys);
         let decay_cumsum = self.decay_cumsum::<T>(inputs, dims);
@@ -143,11 +181,20 @@ impl AttentionOp {
     }
 
     fn backward<T: FloatElement>(&self, ctx: &BackwardContext) -> Vec<Option<HostArray>> {
-        let AttentionSizes { dims, queries, keys, values, out: of_out } = self.sizes(ctx.inputs);
+        let AttentionSizes { dims, rows: [queries, keys, values], out: of_out } = self.sizes(ctx.inputs);
         let (out, lse) = ctx.saved::<(HostArray, Vec<T>)>();
         let mut found = InputGrads::new(ctx.inputs);
-        let [mut d_q, mut d_k, mut d_v] = self.own.map(|place| zeros::<T>(ctx.inputs[place].slice::<T>().len()));
-        let d_rows = [(&mut d_q, queries), (&mut d_k, keys), (&mut d_v, values)].map(|(d, to)| ViewMut::new(d, to));
+        let places = match self.rows {
+            RowInputs::Apart(places) => places.to_vec(),
+            RowInputs::Packed(place, _) => vec![place],
+        };
+        let mut gradients: Vec<Vec<T>> =
+            places.iter().map(|&place| zeros(ctx.inputs[place].slice::<T>().len())).collect();
+        let d_rows = match (self.rows, &mut gradients[..]) {
+            (RowInputs::Packed(_, heads), [d_rows]) => ViewMut::parts(d_rows, heads.layout(dims.keys).0, keys),
+            (_, [d_q, d_k, d_v]) => [(d_q, queries), (d_k, keys), (d_v, values)].map(|(d, to)| ViewMut::new(d, to)),
+            _ => unreachable!("as many gradients as places"),
+        };
         let view = |array| View { data: HostArray::slice::<T>(array), strides: of_out };
         let gate_cumsum = self.gate_cumsum::<T>(ctx.inputs, dims.keys);
         let decay_cumsum = self.decay_cumsum::<T>(ctx.inputs, dims);
@@ -155,7 +202,7 @@ impl AttentionOp {
         let saved = AttentionOutput { out: view(out), lse, d_out: view(ctx.d_output) };
         let CallGrads { gate_cumsum, decay_cumsum, relative, path, householder } =
             self.scores.backward(ctx, call, saved, d_rows, &mut found);
-        self.own.into_iter().zip([d_q, d_k, d_v]).for_each(|(place, gradient)| found.put(place, gradient));
+        places.into_iter().zip(gradients).for_each(|(place, gradient)| found.put(place, gradient));
         if let (Some(place), Some(d_gate_cumsum)) = (self.gates, gate_cumsum) {
             let documents = self.scores.documents();
             found.put(place, gates::cumsum_of_gates_backward::<T>(&d_gate_cumsum, dims.keys, documents));
