@@ -66,6 +66,48 @@ impl<R: Number> SimdKernel<R> for Transpose<'_, R> {
     }
 }
 
+/// `to[d, r] += from[r, d]`
+pub(crate) struct AddTransposed<'a, R> {
+    pub(crate) from: &'a [R],
+    pub(crate) stride: usize,
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+    pub(crate) to: &'a mut [R],
+    pub(crate) width: usize,
+}
+
+impl<R: Number> SimdKernel<R> for AddTransposed<'_, R> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes<Number = R>>(self, lanes: L) {
+        /// The most numbers of a square of any lanes.
+        const SQUARE: usize = 64;
+        let Self { from, stride, rows, columns, to, width } = self;
+        let (whole_rows, whole_columns) = (rows / L::SIDE * L::SIDE, columns / L::SIDE * L::SIDE);
+        assert!(L::SIDE * L::SIDE <= SQUARE && rows <= width && to.len() >= columns * width);
+        let mut square = [R::ZERO; SQUARE];
+        for r in (0..whole_rows).step_by(L::SIDE) {
+            let from = &from[r * stride..];
+            assert!(from.len() >= (L::SIDE - 1) * stride + columns);
+            for d in (0..whole_columns).step_by(L::SIDE) {
+                // SAFETY: `d + SIDE <= columns`, so the assertions bound both squares.
+                unsafe { lanes.transpose(from.as_ptr().add(d), stride, square.as_mut_ptr(), L::SIDE, R::ONE) };
+                for (row, square) in square.chunks_exact(L::SIDE).take(L::SIDE).enumerate() {
+                    let to = &mut to[(d + row) * width + r..][..L::SIDE];
+                    to.iter_mut().zip(square).for_each(|(to, from)| *to += *from);
+                }
+            }
+        }
+        for r in 0..rows {
+            let done = if r < whole_rows { whole_columns } else { 0 };
+            for (d, &from) in from[r * stride..][..columns].iter().enumerate().skip(done) {
+                to[d * width + r] += from;
+            }
+        }
+    }
+}
+
 /// `to += from`, as far as `to` goes.
 pub(crate) struct AddRow<'a, R> {
     pub(crate) to: &'a mut [R],

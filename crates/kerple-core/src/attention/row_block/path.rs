@@ -19,7 +19,7 @@ use crate::attention::{AttentionDims, PathBias, ViewMut};
 use crate::cpu::lanes::{Lanes, SimdKernel};
 use crate::tiles::microkernel::StoreMode;
 use crate::tiles::product::{SmallGemm, StridedMatrix};
-use crate::tiles::rows::{AddRow, CopyRows, Dots, ScaleRow, Transpose};
+use crate::tiles::rows::{AddRow, AddTransposed, CopyRows, Dots, ScaleRow, Transpose};
 use crate::tiles::workers;
 
 /// Rows that are summed side by side, enough vectors that none waits for the one before it.
@@ -31,10 +31,8 @@ pub(super) struct PathScratch<T> {
     queries: Vec<T>,
     /// The same, `[H, E, row lanes]`.
     queries_transposed: Vec<T>,
-    /// Of one head, `[keys, row lanes]`.
+    /// Of one head, `[keys, row lanes]`: products, then sums of edges.
     edges: Vec<T>,
-    /// Their sums, likewise.
-    sums: Vec<T>,
     /// The edges between each query and the tile, `[H, rows]`.
     passed: Vec<f64>,
     /// E rounded up to whole vectors.
@@ -64,7 +62,6 @@ impl<T: Number> PathScratch<T> {
             queries: workers::scratch(heads * rows * width),
             queries_transposed: workers::scratch(heads * features * row_lanes::<L>(rows)),
             edges: workers::scratch(KEYS * row_lanes::<L>(rows)),
-            sums: workers::scratch(KEYS * row_lanes::<L>(rows)),
             passed: vec![0.0; heads * rows],
             width,
         })
@@ -116,17 +113,22 @@ impl<T: Number> PathScratch<T> {
                     store: StoreMode::Overwrite,
                 });
             }
-            let derivatives = derivatives.as_mut().map(|of| &mut of.d_products[head * size..][..size]);
-            let slope = T::from_f64(slopes[head]);
-            lanes.run(Edges { products: edges, derivatives, slope });
             for (key, edges) in edges.chunks_exact_mut(width).enumerate() {
-                edges[..rows_before_key(inputs, place, key)].fill(T::ZERO);
+                // whose edge is 0
+                edges[..rows_before_key(inputs, place, key)].fill(-T::NEG_INFINITY);
             }
-            let (sums, passed) = (&mut self.sums[..size], &mut self.passed[head * rows..][..rows]);
-            lanes.run(SumsOfLaterEdges { edges, sums, width, passed });
-            let (factor, stride, to) = (T::ONE, width, &mut self.edges[..rows * columns]);
-            lanes.run(Transpose { from: sums, stride, rows: tile_keys, head_dim: rows, factor, to, width: columns });
-            lanes.run(AddRow { to: scores, from: &self.edges });
+            let derivatives = derivatives.as_mut().map(|of| &mut of.d_products[head * size..][..size]);
+            let (slope, passed) = (T::from_f64(slopes[head]), &mut self.passed[head * rows..][..rows]);
+            lanes.run(SumsOfLaterEdges { products: edges, derivatives, slope, width, passed });
+            let from = &self.edges[..];
+            lanes.run(AddTransposed {
+                from,
+                stride: width,
+                rows: tile_keys,
+                columns: rows,
+                to: scores,
+                width: columns,
+            });
         }
     }
 }
@@ -255,42 +257,13 @@ impl<T: Number> PathBackwardScratch<T> {
     }
 }
 
-/// Products `a` become edges, `slope ln sigmoid(a)`; their derivatives are `slope sigmoid(-a)`.
-struct Edges<'a, R> {
+/// Products `a` become what their row has passed and the edges at later keys of the tile, where an edge is `slope ln sigmoid(a)`; their
+/// derivatives are `slope sigmoid(-a)`. Adds to what each row has passed all edges of the tile.
+struct SumsOfLaterEdges<'a, R> {
+    /// `[keys, width]`
     products: &'a mut [R],
     derivatives: Option<&'a mut [R]>,
     slope: R,
-}
-
-impl<R: Number> SimdKernel<R> for Edges<'_, R> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<L: Lanes<Number = R>>(self, _: L) {
-        let Edges { products, derivatives, slope } = self;
-        // e^-|a|
-        let small = |a: R| (-a.max(-a)).exp();
-        let edge = |a: R, log: R| -slope * ((-a).max(R::ZERO) + log);
-        match derivatives {
-            None => products.iter_mut().for_each(|a| *a = edge(*a, small(*a).log_1p_and_reciprocal().0)),
-            Some(derivatives) => {
-                for (a, derivative) in products.iter_mut().zip(derivatives) {
-                    let small = small(*a);
-                    let (log, reciprocal) = small.log_1p_and_reciprocal();
-                    *derivative = slope * (if *a > R::ZERO { small } else { R::ONE }) * reciprocal;
-                    *a = edge(*a, log);
-                }
-            }
-        }
-    }
-}
-
-/// For every edge the sum of what its row has passed and the edges at later keys of the tile; adds to what each row has passed all of
-/// them.
-struct SumsOfLaterEdges<'a, R> {
-    /// `[keys, width]`
-    edges: &'a [R],
-    sums: &'a mut [R],
     width: usize,
     passed: &'a mut [f64],
 }
@@ -300,11 +273,21 @@ impl<R: Number> SimdKernel<R> for SumsOfLaterEdges<'_, R> {
 
     #[inline(always)]
     fn run<L: Lanes<Number = R>>(self, _: L) {
-        let SumsOfLaterEdges { edges, sums, width, passed } = self;
-        scan(width, passed, edges, sums, |sum, passed, edge, to| {
-            *to = passed + sum;
-            sum + edge
-        });
+        let SumsOfLaterEdges { products, derivatives, slope, width, passed } = self;
+        // e^-|a|
+        let small = |a: R| (-a.max(-a)).exp();
+        let edge = |a: R, log: R| -slope * ((-a).max(R::ZERO) + log);
+        match derivatives {
+            None => scan(width, passed, [], [products], |sum, passed, [], [a]| {
+                (sum + edge(a, small(a).log_1p_and_reciprocal().0), [passed + sum])
+            }),
+            Some(derivatives) => scan(width, passed, [], [products, derivatives], |sum, passed, [], [a, _]| {
+                let small = small(a);
+                let (log, reciprocal) = small.log_1p_and_reciprocal();
+                let derivative = slope * (if a > R::ZERO { small } else { R::ONE }) * reciprocal;
+                (sum + edge(a, log), [passed + sum, derivative])
+            }),
+        }
     }
 }
 
@@ -323,60 +306,66 @@ impl<R: Number> SimdKernel<R> for EdgeGradients<'_, R> {
     #[inline(always)]
     fn run<L: Lanes<Number = R>>(self, _: L) {
         let EdgeGradients { d_scores, d_products, width, left } = self;
-        scan(width, left, d_scores, d_products, |sum, left, d_score, derivative| {
+        scan(width, left, [d_scores], [d_products], |sum, left, [d_score], [derivative]| {
             let sum = sum - d_score;
-            *derivative = *derivative * (left + sum);
-            sum
+            (sum, [derivative * (left + sum)])
         });
     }
 }
 
 /// Goes through the numbers of rows, `[keys, width]`, from the last key to the first: `step` gets a row's sum so far, what the row began
-/// with, and its numbers at a key, and returns the next sum. What rows began with becomes that and their sum.
+/// with, and its numbers at a key, and returns the next sum and what becomes of the numbers in `to`. What rows began with becomes that
+/// and their sum.
 #[inline(always)]
-fn scan<R: Number>(
+fn scan<R: Number, const F: usize, const K: usize>(
     width: usize,
     began: &mut [f64],
-    from: &[R],
-    to: &mut [R],
-    step: impl Fn(R, R, R, &mut R) -> R + Copy,
+    from: [&[R]; F],
+    mut to: [&mut [R]; K],
+    step: impl Fn(R, R, [R; F], [R; K]) -> (R, [R; K]) + Copy,
 ) {
     let mut first = 0;
     while first + ROWS_AT_ONCE <= width {
-        scan_rows::<R, ROWS_AT_ONCE>((width, first), began, (from, to), step);
+        scan_rows::<R, ROWS_AT_ONCE, F, K>((width, first), began, from, &mut to, step);
         first += ROWS_AT_ONCE;
     }
     while first + 4 <= width {
-        scan_rows::<R, 4>((width, first), began, (from, to), step);
+        scan_rows::<R, 4, F, K>((width, first), began, from, &mut to, step);
         first += 4;
     }
     while first < width {
-        scan_rows::<R, 1>((width, first), began, (from, to), step);
+        scan_rows::<R, 1, F, K>((width, first), began, from, &mut to, step);
         first += 1;
     }
 }
 
 /// The same for N rows from the first one on. Rows beyond those that began are padding.
 #[inline(always)]
-fn scan_rows<R: Number, const N: usize>(
+fn scan_rows<R: Number, const N: usize, const F: usize, const K: usize>(
     (width, first): (usize, usize),
     began: &mut [f64],
-    (from, to): (&[R], &mut [R]),
-    step: impl Fn(R, R, R, &mut R) -> R,
+    from: [&[R]; F],
+    to: &mut [&mut [R]; K],
+    step: impl Fn(R, R, [R; F], [R; K]) -> (R, [R; K]),
 ) {
     let padded = first.min(began.len());
     let began = &mut began[padded..];
     let (mut start, mut sums) = ([R::ZERO; N], [R::ZERO; N]);
     start.iter_mut().zip(&*began).for_each(|(start, began)| *start = R::from_f64(*began));
-    for (from, to) in from.chunks_exact(width).zip(to.chunks_exact_mut(width)).rev() {
-        let from = from[first..].first_chunk::<N>().expect("N rows");
-        let to = to[first..].first_chunk_mut::<N>().expect("N rows");
+    for key in (0..to[0].len() / width).rev() {
+        let at = key * width + first;
         // read before anything is written, so that it is vectors that are read
-        let mut numbers = *to;
+        let read = |numbers: &[R]| *numbers[at..].first_chunk::<N>().expect("N rows");
+        let (from, mut numbers) = (from.map(read), [[R::ZERO; N]; K]);
+        numbers.iter_mut().zip(&*to).for_each(|(numbers, to)| *numbers = read(to));
         for row in 0..N {
-            sums[row] = step(sums[row], start[row], from[row], &mut numbers[row]);
+            let (mut given, mut held) = ([R::ZERO; F], [R::ZERO; K]);
+            (0..F).for_each(|i| given[i] = from[i][row]);
+            (0..K).for_each(|i| held[i] = numbers[i][row]);
+            (sums[row], held) = step(sums[row], start[row], given, held);
+            (0..K).for_each(|i| numbers[i][row] = held[i]);
         }
-        *to = numbers;
+        to.iter_mut().zip(numbers).for_each(|(to, numbers)| to[at..][..N].copy_from_slice(&numbers));
     }
     began.iter_mut().zip(sums).for_each(|(began, sum)| *began += sum.to_f64());
 }
