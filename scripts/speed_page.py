@@ -121,6 +121,17 @@ def cost_of_steps(together=3):
         yield Turn([Row(TRAINING, work) for work in asked], lambda narrow, asked=asked: measure(narrow, asked))
 
 
+def cost_of_decoding():
+    """One query after so many keys, with a cold cache."""
+    def measure(narrow, length):
+        picks = [dict(bias=bias) for bias in ("inkling", "fixed")]
+        inkling, fixed = (row["median_ms"] for row in bench_rows("decode", "--lengths", str(length), "--repeats", "25", *compare_torch.simd(narrow), picks=picks))
+        return [inkling / fixed]
+
+    for length in (1024, 8192):
+        yield Turn([Row(COST, f"`inkling`, decoding after {length} keys")], lambda narrow, length=length: measure(narrow, length))
+
+
 def windows(window=512, first=16384):
     def per_token(narrow, length, *options):
         sizes = ["--lengths", str(length), "--heads", "2", "--window", str(window), *options]
@@ -156,6 +167,7 @@ def turns():
     yield from against_torch()
     yield from from_python()
     yield from cost_of_scores()
+    yield from cost_of_decoding()
     yield from cost_of_steps()
     yield from windows()
     yield from shares_of_peak()

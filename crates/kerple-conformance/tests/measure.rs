@@ -25,7 +25,7 @@ fn assert_refused(arguments: &[&str], message: &str) {
 #[test]
 fn every_work_is_checked_and_timed() {
     for (work, options, engines, biases) in [
-        ("decode", &[][..], &["tiled"][..], &["fixed"][..]),
+        ("decode", &[][..], &["tiled"][..], &["fixed", "inkling"][..]),
         ("eval", &["--layers", "1"], &["fused"], &["fixed"]),
         ("eval", &["--layers", "1", "--encoding", "alibi"], &["fused"], &["alibi"]),
         (
