@@ -31,6 +31,7 @@ class Turn(NamedTuple):
 FASTER = "How many times faster kerple is than PyTorch"
 PYTHON = "How many times faster `kerple.torch` is than PyTorch"
 COST = "How long other scores and weights take, as a multiple of KERPLE-log, at 2048 tokens"
+DECODING = "How long one query after cached keys takes, as a multiple of one with a fixed bias"
 TRAINING = "How long a training step takes, as a multiple of one with KERPLE-log"
 WINDOWS = "Time per token under a window, as a multiple of L = 16384"
 SHARE = "Share of the peak of matrix products, measured between the repetitions"
@@ -122,14 +123,13 @@ def cost_of_steps(together=3):
 
 
 def cost_of_decoding():
-    """One query after so many keys, with a cold cache."""
     def measure(narrow, length):
         picks = [dict(bias=bias) for bias in ("inkling", "fixed")]
         inkling, fixed = (row["median_ms"] for row in bench_rows("decode", "--lengths", str(length), "--repeats", "25", *compare_torch.simd(narrow), picks=picks))
         return [inkling / fixed]
 
     for length in (1024, 8192):
-        yield Turn([Row(COST, f"`inkling`, decoding after {length} keys")], lambda narrow, length=length: measure(narrow, length))
+        yield Turn([Row(DECODING, f"`inkling` after {length} keys")], lambda narrow, length=length: measure(narrow, length))
 
 
 def windows(window=512, first=16384):
@@ -221,6 +221,7 @@ def measure(rounds, only):
     minutes = round((time.monotonic() - begun) / 60)
     lines = [
         f"Measured at commit {commit} on {datetime.date.today()}, on {machine()}, PyTorch {torch.__version__}, in {minutes}",
+        "minutes, every row once." if rounds == 1 else
         f"minutes: the median of {rounds} rounds and their range; rows with one number were measured once.",
     ]
     for table in dict.fromkeys(row.table for row, _ in found):

@@ -11,6 +11,7 @@ pub mod adam;
 pub mod content_rotation;
 pub mod cross_entropy;
 pub mod embedding;
+pub mod feature_gates;
 pub mod fourier;
 pub mod gate_cumsum;
 pub mod gemm;

@@ -94,6 +94,7 @@ fn plans_of_positions() -> Vec<(&'static str, Plan)> {
     vec![
         of("gates", "encoding = \"fox\"", [32, 2], [1024, 4], None),
         of("gates of linear attention", &linear("\"fox\""), [32, 2], [4096, 1], None),
+        of("gates of features", "encoding = \"wall\"", [32, 4], [1024, 4], None),
         of("lengths and angles", "encoding = \"pope\"", [32, 4], [1024, 4], None),
         of("mixtures of rates", "encoding = \"fope\"", [32, 4], [1024, 4], None),
         of("Householder products", "encoding = { kind = \"path\", gate = true }", [4, 16], [1024, 4], None),

@@ -10,17 +10,22 @@
 use super::attention::repeat_heads;
 use super::linear;
 use crate::attention_context::{FeatureGateProjection, GateProjection};
-use crate::custom_op::{FloatElement, InputGrads, OpInputs};
+use crate::custom_op::{BackwardContext, CustomOp, FloatElement, InputGrads, OpInputs, OpOutput, SavedForBackward};
 use crate::host_array::HostArray;
-use crate::implementation::Impl;
+use crate::implementation::{DeviceKind, Impl};
+use crate::with_element;
 use burn::tensor::{Tensor, activation};
 use kerple_core::attention::{DocumentSegment, PackedDocuments};
 use kerple_core::forms::FeatureGateMap;
+use kerple_core::ops::feature_gates::{self, FeatureGateRows};
 use kerple_core::ops::gate_cumsum::{self, GateMap};
 use kerple_core::ops::gemm::Out;
 use kerple_core::ops::linear::LinearParameters;
 use kerple_core::precision::Precision;
 use std::ops::Range;
+
+/// Devices that have a kernel for gates of features.
+const KERNELS: &[DeviceKind] = &[DeviceKind::Cpu];
 
 impl GateProjection {
     /// Gates `[B, H, L]` of normed rows `[B, L, M]`; reference implementation.
@@ -51,6 +56,12 @@ impl FeatureGateProjection {
         });
         let width = if self.pairs { self.head_dim / 2 } else { self.head_dim };
         let heads = self.bias.dims()[0] / width;
+        if implementation.has_kernel(KERNELS, &logits) {
+            let mut inputs = OpInputs::default();
+            inputs.add(logits);
+            let (map, repeats) = (self.map.clone(), self.head_dim / width);
+            return inputs.apply(FeatureGateOp { map, heads, group: self.group, width, repeats });
+        }
         let logits = logits.reshape([batch, len, heads, width]).swap_dims(1, 2);
         let gates = match &self.map {
             FeatureGateMap::LogSigmoid { bound: None } => log_sigmoid(logits),
@@ -66,6 +77,47 @@ impl FeatureGateProjection {
         };
         let gates = if self.pairs { Tensor::cat(vec![gates.clone(), gates], 3) } else { gates };
         repeat_heads(gates, heads * self.group)
+    }
+}
+
+/// Logits of gates of features, `[B, L, G W]`.
+#[derive(Debug)]
+struct FeatureGateOp {
+    map: FeatureGateMap,
+    heads: usize,
+    group: usize,
+    width: usize,
+    repeats: usize,
+}
+
+impl FeatureGateOp {
+    fn rows(&self, logits: &HostArray) -> FeatureGateRows<'_> {
+        let &[batch, len, _] = logits.shape() else { panic!("expected logits [B, L, G W]") };
+        let &FeatureGateOp { ref map, heads, group, width, repeats } = self;
+        FeatureGateRows { map, batch, len, heads, group, width, repeats }
+    }
+
+    fn forward<T: FloatElement>(&self, logits: &HostArray) -> OpOutput {
+        let of = self.rows(logits);
+        let gates = feature_gates::forward::<T>(logits.slice(), of);
+        let shape = [of.batch, self.heads * self.group, of.len, self.width * self.repeats];
+        OpOutput { output: HostArray::from_vec(gates, &shape), saved: SavedForBackward::nothing() }
+    }
+
+    fn backward<T: FloatElement>(&self, ctx: &BackwardContext) -> Vec<Option<HostArray>> {
+        let (logits, mut found) = (&ctx.inputs[0], InputGrads::new(ctx.inputs));
+        found.put(0, feature_gates::backward::<T>(logits.slice(), ctx.d_output.slice(), self.rows(logits)));
+        found.finish()
+    }
+}
+
+impl CustomOp for FeatureGateOp {
+    fn forward(&self, inputs: &[HostArray], _tracked: bool) -> OpOutput {
+        with_element!(inputs[0], T => FeatureGateOp::forward::<T>(self, &inputs[0]))
+    }
+
+    fn backward(&self, ctx: &BackwardContext) -> Vec<Option<HostArray>> {
+        with_element!(ctx.inputs[0], T => FeatureGateOp::backward::<T>(self, ctx))
     }
 }
 
@@ -257,14 +309,17 @@ mod tests {
         let device = Device::flex().autodiff();
         let logits = [-90.0, -8.0, -0.5, 0.1, 3.0, 8.0, 15.0, 40.0];
         let one = |values: Vec<f32>, shape| Tensor::<2>::from_data(TensorData::new(values, shape), &device);
-        for bound in [None, Some(0.86), Some(30.0)] {
+        let both = [Impl::Reference, Impl::Kernel];
+        for (bound, implementation) in
+            [None, Some(0.86), Some(30.0)].into_iter().flat_map(|bound| both.map(|of| (bound, of)))
+        {
             // two heads of four features, of a row that is 1
             let weight = one(logits.map(|a| a as f32).to_vec(), [1, 8]).require_grad();
             let bias = Tensor::<1>::zeros([8], &device);
             let map = FeatureGateMap::LogSigmoid { bound };
             let weights = vec![weight.clone()];
             let of = FeatureGateProjection { weights, bias, head_dim: 4, map, pairs: false, group: 1 };
-            let gates = of.gates(&Tensor::<3>::ones([1, 1, 1], &device), Impl::Reference);
+            let gates = of.gates(&Tensor::<3>::ones([1, 1, 1], &device), implementation);
             assert_eq!(gates.dims(), [1, 2, 1, 4]);
             let slopes = weight.grad(&gates.clone().sum().backward()).unwrap();
             let gates: Vec<f64> = gates.into_data().iter::<f64>().collect();
@@ -293,7 +348,9 @@ mod tests {
         let device = Device::flex().autodiff();
         let options = (&device, DType::F64);
         let wave = |count: usize, phase: f64| (0..count).map(|at| (0.7 * at as f64 + phase).sin()).collect::<Vec<_>>();
-        for (map, group, pairs) in maps.iter().flat_map(|map| [(map, 1, false), (map, 3, false), (map, 2, true)]) {
+        let calls = maps.iter().flat_map(|map| [(map, 1, false), (map, 3, false), (map, 2, true)]);
+        let both = [Impl::Reference, Impl::Kernel];
+        for ((map, group, pairs), implementation) in calls.flat_map(|call| both.map(|of| (call, of))) {
             let (width, heads) = (if pairs { 2 } else { 4 }, 2 * group);
             let [rows, weight, bias] = [wave(2 * 5 * 3, 0.1), wave(3 * 2 * width, 0.5), wave(2 * width, 0.9)];
             let run = |rows: &[f64], weight: &[f64], bias: &[f64]| {
@@ -308,7 +365,7 @@ mod tests {
                     pairs,
                     group,
                 };
-                let gates = projection.gates(&rows.clone().reshape([2, 5, 3]), Impl::Reference);
+                let gates = projection.gates(&rows.clone().reshape([2, 5, 3]), implementation);
                 assert_eq!(gates.dims(), [2, heads, 5, 4]);
                 let up = Tensor::<1>::from_data(wave(2 * heads * 5 * 4, 0.3).as_slice(), options);
                 let loss = (gates.clone().reshape([-1]) * up).sum();

@@ -83,17 +83,17 @@ fn encoding(
             let kept = if rows.training { layers + 4 + 2 * usize::from(kernel) } else { 4 };
             bytes(&[kept, rows.sequences, rows.positions, heads])
         }
-        // of every layer, whose rows differ: logits, gates and their gradients; while it is at work cumulative gates and their
+        // of every layer, whose rows differ: logits and gates; while it is at work their gradients, and cumulative gates and their
         // gradient, twice as wide; and the rotation of positions
         Injection::FeatureGates { rotates, .. } => {
-            let kept = if rows.training { 4 * layers + 4 } else { 6 };
+            let kept = if rows.training { 2 * layers + 6 } else { 4 };
             let of_gates = bytes(&[kept, rows.sequences, rows.positions, heads, head_dim]);
             of_gates.saturating_add(if rotates { bytes(&[2, rows.positions, head_dim, sets]) } else { 0 })
         }
         // of every layer, whose rows differ: projected and convolved increments, cosines and sines, and gradients; while it is at work
         // turns and their gradient, twice as wide. Decays as above
         Injection::ContentRotation { decays, .. } => {
-            let [kept, of_decay] = if rows.training { [3 * layers + 5, 4 * layers + 4] } else { [8, 6] };
+            let [kept, of_decay] = if rows.training { [3 * layers + 5, 2 * layers + 6] } else { [8, 4] };
             let of_pairs = bytes(&[kept, rows.sequences, rows.positions, heads, head_dim.div_ceil(2)]);
             let of_decay = if decays { of_decay } else { 0 };
             of_pairs.saturating_add(bytes(&[of_decay, rows.sequences, rows.positions, heads, head_dim]))
