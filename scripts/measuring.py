@@ -57,10 +57,10 @@ def bench(work, *options, pick):
     return bench_rows(work, *options, picks=[pick])[0]
 
 
-def bench_rows(work, *options, picks):
+def bench_rows(work, *options, picks, repeats=3):
     """For each of `picks` the row that has its values; one program measures them in turns."""
     program = [KERPLE, "bench"] if work in ("attention", "step") else [MEASURE]
-    command = [*program, work, *options, "--json", "--repeats", "3"]
+    command = [*program, work, *options, "--json", "--repeats", str(repeats)]
     found = [None] * len(picks)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         for line in process.stdout:

@@ -31,7 +31,7 @@ class Turn(NamedTuple):
 FASTER = "How many times faster kerple is than PyTorch"
 PYTHON = "How many times faster `kerple.torch` is than PyTorch"
 COST = "How long other scores and weights take, as a multiple of KERPLE-log, at 2048 tokens"
-DECODING = "How long one query after cached keys takes, as a multiple of one with a fixed bias"
+DECODING = "How long one query after cached keys takes, with a cold cache, as a multiple of one with a fixed bias"
 TRAINING = "How long a training step takes, as a multiple of one with KERPLE-log"
 WINDOWS = "Time per token under a window, as a multiple of L = 16384"
 SHARE = "Share of the peak of matrix products, measured between the repetitions"
@@ -125,7 +125,7 @@ def cost_of_steps(together=3):
 def cost_of_decoding():
     def measure(narrow, length):
         picks = [dict(bias=bias) for bias in ("inkling", "fixed")]
-        inkling, fixed = (row["median_ms"] for row in bench_rows("decode", "--lengths", str(length), "--repeats", "25", *compare_torch.simd(narrow), picks=picks))
+        inkling, fixed = (row["median_ms"] for row in bench_rows("decode", "--lengths", str(length), *compare_torch.simd(narrow), picks=picks, repeats=25))
         return [inkling / fixed]
 
     for length in (1024, 8192):
