@@ -20,7 +20,8 @@ pub use rope::{GroupedTables, RotaryTables};
 use crate::chunk::Chunk;
 use burn::tensor::Tensor;
 use kerple_core::attention::{PackedDocuments, PositionKernel};
-use kerple_core::forms::{FeatureGateMap, QueryKeyMap};
+use kerple_core::forms::QueryKeyMap;
+use kerple_core::ops::feature_gates::FeatureGateMap;
 use kerple_core::ops::gate_cumsum::GateMap;
 use std::sync::Arc;
 

@@ -18,6 +18,7 @@
 //! * [`HouseholderPath`]s are products of matrices, by which the tokens from key to query transform the key.
 //! * A [`CodeForm`] contracts queries and keys with random rows of both, before the features of linear attention.
 
+use crate::ops::feature_gates::FeatureGateMap;
 use crate::ops::gate_cumsum::GateMap;
 use serde::{Deserialize, Serialize};
 
@@ -336,21 +337,6 @@ pub struct FeatureGates {
     pub pairs: bool,
     /// Queries and keys turn by their positions before products decay; `None`: they do not.
     pub rotary: Option<Rotary>,
-}
-
-/// A gate of its logit `a`.
-#[derive(Clone, Debug, PartialEq)]
-pub enum FeatureGateMap {
-    /// `g = ln sigmoid(a)`
-    LogSigmoid {
-        /// A gate becomes `bound (e^(g / bound) - 1)`, which is above `-bound`.
-        bound: Option<f64>,
-    },
-    /// `g = -rate sigmoid(a)`
-    Sigmoid {
-        /// Of each head that has gates, `[G]`.
-        rates: Vec<f64>,
-    },
 }
 
 /// Angles by which a layer turns its queries and keys, from its own normed rows `x`: in each head, pair `(n, n + D/2)` turns by

@@ -7,9 +7,10 @@ use kerple_core::encoding::{
     ParameterShare, ScoreModForm, bam, rotary, t5,
 };
 use kerple_core::forms::{
-    Absolute, AngleIncrements, ContentRotation, FeatureGateMap, FeatureGates, ForgetGates, FourierMap, HouseholderMap,
-    PathFeatures, PolarMap, PositionKernel, QueryKeyMap,
+    Absolute, AngleIncrements, ContentRotation, FeatureGates, ForgetGates, FourierMap, HouseholderMap, PathFeatures,
+    PolarMap, PositionKernel, QueryKeyMap,
 };
+use kerple_core::ops::feature_gates::FeatureGateMap;
 use kerple_core::ops::gate_cumsum::GateMap;
 use serde_json::{Map, Value, json};
 

@@ -26,7 +26,8 @@ use super::randomized::Randomized;
 use super::scaling::plain_rates;
 use super::{EncodingParameter, Geometry, ParameterInit, ParameterShare};
 use crate::encoding::EncodingForm;
-use crate::forms::{AngleIncrements, ContentRotation, FeatureGateMap, FeatureGates};
+use crate::forms::{AngleIncrements, ContentRotation, FeatureGates};
+use crate::ops::feature_gates::FeatureGateMap;
 use serde::{Deserialize, Serialize};
 
 /// Of the released code.

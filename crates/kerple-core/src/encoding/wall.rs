@@ -30,7 +30,8 @@ use super::rotary::RotaryConfig;
 use super::selective_rope::check_pairs;
 use super::{EncodingParameter, Geometry, ParameterInit, ParameterShare, fox};
 use crate::encoding::EncodingForm;
-use crate::forms::{FeatureGateMap, FeatureGates};
+use crate::forms::FeatureGates;
+use crate::ops::feature_gates::FeatureGateMap;
 use serde::{Deserialize, Serialize};
 
 /// The first logit of a gate.
@@ -251,7 +252,7 @@ impl Positional for WallConfig {
 #[cfg(test)]
 mod tests {
     use crate::encoding::{Encoding, Geometry};
-    use crate::forms::FeatureGateMap;
+    use crate::ops::feature_gates::FeatureGateMap;
 
     #[test]
     fn gates_with_a_bound_start_as_a_constant_decay() {

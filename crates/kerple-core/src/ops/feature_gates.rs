@@ -1,4 +1,4 @@
-//! Gates of features from their logits, see [`FeatureGateMap`].
+//! Gates of features from their logits.
 //!
 //! ```text
 //! logits [B, L, G W]        gates [B, H, L, D]        a gate for H / G heads, and for D / W features: itself, or a pair (n, n + W)
@@ -7,9 +7,23 @@
 
 use super::{ROWS_PER_TASK, zeros};
 use crate::cpu::{reduce, vectorized};
-use crate::forms::FeatureGateMap;
 use crate::tiles::workers::for_each_task;
 use crate::{Number, check_shape};
+
+/// A gate of its logit `a`.
+#[derive(Clone, Debug, PartialEq)]
+pub enum FeatureGateMap {
+    /// `g = ln sigmoid(a)`
+    LogSigmoid {
+        /// A gate becomes `bound (e^(g / bound) - 1)`, which is above `-bound`.
+        bound: Option<f64>,
+    },
+    /// `g = -rate sigmoid(a)`
+    Sigmoid {
+        /// Of each head that has gates, `[G]`.
+        rates: Vec<f64>,
+    },
+}
 
 /// What gates are made of which logits.
 #[derive(Clone, Copy, Debug)]

@@ -17,9 +17,10 @@ use kerple_core::attention::{
 };
 use kerple_core::encoding::{Encoding, EncodingForm, Geometry, Injection, Method, ScoreModForm};
 use kerple_core::forms::{
-    ContentRotation, FeatureGateMap, FeatureGates, LearnedPositions, Mask, Normalizer, PathFeatures, QueryKeyMap,
-    RowProfiles, Selection, Selective, Sides, Strided,
+    ContentRotation, FeatureGates, LearnedPositions, Mask, Normalizer, PathFeatures, QueryKeyMap, RowProfiles,
+    Selection, Selective, Sides, Strided,
 };
+use kerple_core::ops::feature_gates::FeatureGateMap;
 use kerple_core::ops::gate_cumsum::{self, GateMap};
 use kerple_core::score_mods::{ScoreModExtent, ScoreModSpec};
 use parts::{TimedHouseholder, TimedKernel, TimedPath, TimedRelative};
