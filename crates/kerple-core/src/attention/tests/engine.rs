@@ -376,7 +376,7 @@ pub(in crate::attention) fn assert_close(
             ("d_parameters", _) => case.positions.as_ref().map_or(1.0, PositionCase::steepest),
             ("d_rows", Some(relative)) => most(&relative.profiles),
             ("d_profiles", Some(relative)) => most(&relative.rows),
-            // what 1,700 random calls left was at most a tenth of a residue
+            // what hundreds of random calls left was at most a tenth of a residue
             ("d_path_queries", _) => case.path.as_ref().map_or(1.0, |path| path.steepest(case) / 5.0),
             ("d_path_keys", _) => case.path.as_ref().map_or(1.0, |path| most(&path.queries)),
             _ => 1.0,
