@@ -38,7 +38,7 @@ pub struct FeatureGateRows<'a> {
     pub heads: usize,
     /// Heads for each of them, H / G.
     pub group: usize,
-    /// Gates of a head, W.
+    /// Gates per head, W.
     pub width: usize,
     /// Features for each of them, D / W: 1, or 2.
     pub repeats: usize,
@@ -55,7 +55,7 @@ impl FeatureGateRows<'_> {
         }
     }
 
-    /// The map of a head.
+    /// The map for this head.
     fn of_head<T: Number>(&self, head: usize) -> HeadGateMap<T> {
         match self.map {
             FeatureGateMap::LogSigmoid { bound: None } => HeadGateMap::LogSigmoid,
@@ -210,7 +210,7 @@ mod tests {
     use crate::cpu::tests::on_every_set;
     use crate::ops::testing::{assert_gradient, assert_same_at_any_threads, random, single};
 
-    /// Maps, with heads for each gate, gates of a head, and features for each.
+    /// Maps, with heads per gate, gates per head, and features per gate.
     fn calls() -> impl Iterator<Item = (FeatureGateMap, [usize; 3])> {
         let maps = [
             FeatureGateMap::LogSigmoid { bound: None },
@@ -254,14 +254,21 @@ mod tests {
         for (map, sizes) in calls() {
             let of = of(&map, sizes);
             let logits = single(&random(2 * 37 * 2 * sizes[1], 3));
-            let run = || {
+            assert_same_at_any_threads(|| {
                 let gates = forward(&logits, of);
                 [backward(&logits, &gates, of), gates]
-            };
-            assert_same_at_any_threads(run);
-            let on_each = on_every_set(run);
+            });
+            // one head by this thread, which alone has the set
+            let on_each = on_every_set(|| {
+                let [_, width, repeats] = sizes;
+                let mut gates = vec![0.0f32; 37 * width * repeats];
+                gates_of_head(&logits, [2 * width, width, repeats], of.of_head(1), &mut gates);
+                let mut slopes = vec![1.0f32; logits.len()];
+                times_slopes(&logits, of.of_head(1), &mut slopes);
+                [gates, slopes]
+            });
             for (got, want) in on_each.iter().flat_map(|of| of.iter().flatten().zip(on_each[0].iter().flatten())) {
-                // f32 carries 6e-8, of sums of six numbers below 1
+                // f32 carries 6e-8, of a few roundings of numbers below 2
                 assert!((got - want).abs() < 2e-6, "{got} {want}");
             }
         }

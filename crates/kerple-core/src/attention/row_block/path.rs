@@ -313,9 +313,9 @@ impl<R: Number> SimdKernel<R> for EdgeGradients<'_, R> {
     }
 }
 
-/// Goes through the numbers of rows, `[keys, width]`, from the last key to the first: `step` gets a row's sum so far, what the row began
-/// with, and its numbers at a key, and returns the next sum and what becomes of the numbers in `to`. What rows began with becomes that
-/// and their sum.
+/// Goes through the numbers of rows, `[keys, width]`, from the last key to the first. For a row and a key, `step` takes the row's sum so
+/// far, its number in `began`, and its numbers in `from` and `to`; it returns the next sum and the new numbers in `to`. At the end each
+/// row's sum is added to `began`.
 #[inline(always)]
 fn scan<R: Number, const F: usize, const K: usize>(
     width: usize,
