@@ -275,7 +275,11 @@ fn runs(input: &[usize], vocab: usize) -> Answers {
 /// Products of permutations as numbers in the factorial number system, which orders them as one-line notation does.
 fn products(group: &str, elements: &[usize], only_last: bool) -> Checked<Answers> {
     let (kind, size) = group.split_at_checked(1).ok_or("no group")?;
-    let size: usize = size.parse().map_err(|_| format!("`{group}` is not a group"))?;
+    // all permutations are listed
+    let size = match size.parse() {
+        Ok(size @ 0..=8) => size,
+        _ => return Err(format!("`{group}` is not a group of at most eight points")),
+    };
     let factorial = |n: usize| (1..=n).product::<usize>();
     let unrank = |mut rank: usize| -> Vec<usize> {
         let mut left: Vec<usize> = (0..size).collect();

@@ -108,9 +108,11 @@ pub fn clamp(case: &Case) -> CaseResult {
 pub fn alibi_slopes(case: &Case) -> CaseResult {
     let mut comparison = CaseComparison::new("slopes f64");
     for heads in case.keys("expected") {
-        let count: usize = heads.parse().map_err(|_| format!("`{heads}` is not a number of heads"))?;
-        let expected = case.array("expected", heads)?;
-        comparison.compare(heads, &alibi::slopes(count), &expected.values, case.tolerance(""));
+        let expected = case.expected(heads)?;
+        if heads.parse() != Ok(expected.len()) {
+            return Err(format!("{} slopes of {heads} heads", expected.len()));
+        }
+        comparison.compare(heads, &alibi::slopes(expected.len()), &expected, case.tolerance(""));
     }
     Ok(vec![comparison])
 }

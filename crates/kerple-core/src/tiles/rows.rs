@@ -236,6 +236,11 @@ mod tests {
                     assert!(d >= head_dim || turned[d * width + r] == want, "{set:?} {rows} x {head_dim} at {r}, {d}");
                     assert!(r >= rows || copied[r * width + d] == want, "{set:?} {rows} x {head_dim} at {r}, {d}");
                 }
+                let mut added = vec![1.0; head_dim * width];
+                let to = &mut added[..];
+                f32::dispatch(set, AddTransposed { from: &from, stride, rows, columns: head_dim, to, width });
+                let is_added = |d: usize, r: usize| if r < rows { 1.0 + from[r * stride + d] } else { 1.0 };
+                assert!((0..head_dim * width).all(|at| added[at] == is_added(at / width, at % width)), "{set:?}");
                 if rows > 0 {
                     let mut sum = vec![1.0; head_dim];
                     f32::dispatch(set, AddRow { to: &mut sum, from: &from });

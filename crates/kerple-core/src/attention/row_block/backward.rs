@@ -326,7 +326,7 @@ impl<L: Lanes> RowBlockBackwardCall<'_, L> {
         }
         self.store_d_q(scratch, place);
         if let (Some(path), Some(d_path)) = (&scratch.path, &self.d_path) {
-            path.store_d_queries(self.lanes, inputs, place, &d_path.d_queries);
+            path.store_d_queries::<L>(inputs, place, &d_path.d_queries);
         }
         if inputs.map().is_some() {
             self.all.map_turns.take(self.number, block, || {
@@ -437,7 +437,11 @@ impl<L: Lanes> RowBlockBackwardCall<'_, L> {
             if let (Some(selection), Some([masked, _])) = (&mut *selection, &self.all.selection) {
                 selection.mask(lanes, (inputs, masked, self.all.order), of, place, weights);
             }
+            let see = inputs.rows_that_see(place, 0, place.keys);
             for (row, (&lse, &delta)) in of_rows.lse.iter().zip(of_rows.delta).enumerate() {
+                if !see.contains(&(row % place.rows)) {
+                    continue;
+                }
                 let row = row * place.columns..(row + 1) * place.columns;
                 let (scores, d_scores) = (&mut weights[row.clone()], &mut d_scores[row]);
                 lanes.run(SoftmaxBackward { scores, d_scores, lse, delta });
@@ -476,7 +480,7 @@ impl<L: Lanes> RowBlockBackwardCall<'_, L> {
         let (Some(path), Some(backward)) = (&scratch.tiles.path, &mut scratch.path) else { return };
         let group = self.inputs.problem.dims.heads / self.inputs.problem.dims.kv_heads;
         for head in kv_head * group..(kv_head + 1) * group {
-            backward.add_d_keys(self.lanes, path, place, head, (d_keys, of.width));
+            backward.add_d_keys(self.lanes, path, (&self.inputs, place), head, (d_keys, of.width));
         }
     }
 

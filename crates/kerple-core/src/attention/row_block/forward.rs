@@ -118,7 +118,12 @@ fn add_part<L: Lanes>(
         path.add_bias(lanes, inputs, place, scores, None);
     }
     inputs.fill_unseen(place, L::Number::NEG_INFINITY, scores);
+    let see = inputs.rows_that_see(place, 0, place.keys);
     for (at, scores) in scores.chunks_exact_mut(place.columns).enumerate() {
+        if !see.contains(&(at % place.rows)) {
+            scores.fill(L::Number::ZERO);
+            continue;
+        }
         let [now, factor, sum] = lanes.run(OnlineExponentials { scores, row_max: row_max[at] });
         row_sum[at] = row_sum[at] * factor + sum;
         (row_max[at], rescale[at]) = (now, factor);

@@ -19,7 +19,7 @@ use crate::attention::{AttentionDims, PathBias, ViewMut};
 use crate::cpu::lanes::{Lanes, SimdKernel};
 use crate::tiles::microkernel::StoreMode;
 use crate::tiles::product::{SmallGemm, StridedMatrix};
-use crate::tiles::rows::{AddRow, AddTransposed, CopyRows, Dots, ScaleRow, Transpose};
+use crate::tiles::rows::{AddRow, AddScaledRow, AddTransposed, CopyRows, Dots, Transpose};
 use crate::tiles::workers;
 
 /// Rows that are summed side by side, enough vectors that none waits for the one before it.
@@ -31,7 +31,7 @@ pub(super) struct PathScratch<T> {
     queries: Vec<T>,
     /// The same, `[H, E, row lanes]`.
     queries_transposed: Vec<T>,
-    /// Of one head, `[keys, row lanes]`: products, then sums of edges.
+    /// Of one head, `[keys, lanes]`: products, then sums of edges.
     edges: Vec<T>,
     /// The edges between each query and the tile, `[H, rows]`.
     passed: Vec<f64>,
@@ -41,16 +41,36 @@ pub(super) struct PathScratch<T> {
 
 /// The same for the backward.
 pub(super) struct PathBackwardScratch<T> {
-    /// Derivatives of the edges of a tile in `a`, then the gradient in `a`, `[H, keys, row lanes]`.
+    /// Derivatives of the edges of a tile in `a`, then the gradient in `a`, `[H, keys, lanes]`.
     d_products: Vec<T>,
-    /// The gradient in the scores of one head, `[keys, row lanes]`.
+    /// The gradient in the scores of one head, `[keys, lanes]`.
     d_scores: Vec<T>,
     /// The gradient in the scores of all keys to the left of the tile, `[H, rows]`.
     left: Vec<f64>,
-    /// `[H, rows, width]`
+    /// `[H, E, row lanes]`
     d_queries: Vec<T>,
     /// `[KEYS, width]`
-    keys: Vec<T>,
+    d_keys: Vec<T>,
+}
+
+/// The rows of a block whose paths have edges in a tile: those from the first whole vector on that has one.
+struct RowsWithEdges {
+    first: usize,
+    rows: usize,
+    /// As many, rounded up to whole vectors.
+    lanes: usize,
+}
+
+impl RowsWithEdges {
+    fn of<L: Lanes>(inputs: &RowBlockInputs<L::Number>, place: &RowBlockTile) -> RowsWithEdges {
+        let first = rows_before_key(inputs, place, 0) / L::COUNT * L::COUNT;
+        RowsWithEdges { first, rows: place.rows - first, lanes: row_lanes::<L>(place.rows) - first }
+    }
+
+    /// The first of these rows that have an edge at a key of the tile.
+    fn before_key<T: Number>(&self, inputs: &RowBlockInputs<T>, place: &RowBlockTile, key: usize) -> usize {
+        rows_before_key(inputs, place, key) - self.first
+    }
 }
 
 impl<T: Number> PathScratch<T> {
@@ -92,22 +112,24 @@ impl<T: Number> PathScratch<T> {
         mut derivatives: Option<&mut PathBackwardScratch<T>>,
     ) {
         let Some(PathBias { keys, width: features, slopes, .. }) = inputs.problem.path() else { return };
-        let RowBlockTile { rows, columns, keys: tile_keys, .. } = *place;
-        let width = row_lanes::<L>(rows);
+        let RowBlockTile { columns, keys: tile_keys, .. } = *place;
+        let with_edges = RowsWithEdges::of::<L>(inputs, place);
+        let RowsWithEdges { first, rows, lanes: width } = with_edges;
         let size = tile_keys * width;
-        for (head, scores) in scores.chunks_exact_mut(rows * columns).enumerate() {
+        for (head, scores) in scores.chunks_exact_mut(place.rows * columns).enumerate() {
             let edges = &mut self.edges[..size];
             let (r, stride) = (keys.rows_from(0, head, place.first_key), keys.strides.row);
-            if width == 1 {
+            if place.rows == 1 {
                 lanes.run(Dots { q: &self.queries[head * self.width..][..features], k: r, stride, to: edges });
             } else {
+                let b_stride = row_lanes::<L>(place.rows);
                 lanes.run(SmallGemm {
                     rows: tile_keys,
                     inner: features,
                     columns: width,
                     a: StridedMatrix::row_major(r, stride),
-                    b: &self.queries_transposed[head * features * width..],
-                    b_stride: width,
+                    b: &self.queries_transposed[head * features * b_stride + first..],
+                    b_stride,
                     c: edges,
                     c_stride: width,
                     store: StoreMode::Overwrite,
@@ -115,10 +137,10 @@ impl<T: Number> PathScratch<T> {
             }
             for (key, edges) in edges.chunks_exact_mut(width).enumerate() {
                 // whose edge is 0
-                edges[..rows_before_key(inputs, place, key)].fill(-T::NEG_INFINITY);
+                edges[..with_edges.before_key(inputs, place, key)].fill(-T::NEG_INFINITY);
             }
             let derivatives = derivatives.as_mut().map(|of| &mut of.d_products[head * size..][..size]);
-            let (slope, passed) = (T::from_f64(slopes[head]), &mut self.passed[head * rows..][..rows]);
+            let (slope, passed) = (T::from_f64(slopes[head]), &mut self.passed[head * place.rows + first..][..rows]);
             lanes.run(SumsOfLaterEdges { products: edges, derivatives, slope, width, passed });
             let from = &self.edges[..];
             lanes.run(AddTransposed {
@@ -126,14 +148,14 @@ impl<T: Number> PathScratch<T> {
                 stride: width,
                 rows: tile_keys,
                 columns: rows,
-                to: scores,
+                to: &mut scores[first * columns..],
                 width: columns,
             });
         }
     }
 }
 
-/// Rows that are handled side by side: those of a block, rounded up to whole vectors; or one.
+/// So many rows side by side: rounded up to whole vectors; or one.
 fn row_lanes<L: Lanes>(rows: usize) -> usize {
     if rows == 1 { 1 } else { rows.next_multiple_of(L::COUNT) }
 }
@@ -147,11 +169,11 @@ fn rows_before_key<T: Number>(inputs: &RowBlockInputs<T>, place: &RowBlockTile, 
 impl<T: Number> PathBackwardScratch<T> {
     pub(super) fn new<L: Lanes<Number = T>>(inputs: &RowBlockInputs<T>) -> Option<PathBackwardScratch<T>> {
         let PathBias { width: features, .. } = inputs.problem.path()?;
-        let (heads, width) = (inputs.problem.dims.heads, features.next_multiple_of(L::COUNT));
-        let (rows, of_tile) = (heads * inputs.rows(), KEYS * row_lanes::<L>(inputs.rows()));
-        let [d_products, d_scores, d_queries, keys] =
-            [heads * of_tile, of_tile, rows * width, KEYS * width].map(workers::scratch);
-        Some(PathBackwardScratch { d_products, d_scores, left: vec![0.0; rows], d_queries, keys })
+        let (heads, row_lanes) = (inputs.problem.dims.heads, row_lanes::<L>(inputs.rows()));
+        let (of_tile, of_keys) = (KEYS * row_lanes, KEYS * features.next_multiple_of(L::COUNT));
+        let [d_products, d_scores, d_queries, d_keys] =
+            [heads * of_tile, of_tile, heads * features * row_lanes, of_keys].map(workers::scratch);
+        Some(PathBackwardScratch { d_products, d_scores, left: vec![0.0; heads * inputs.rows()], d_queries, d_keys })
     }
 
     /// Begins a block, given `d_out.out` and the log-sum-exp of a row: the gradients in its scores sum up to those that the sink
@@ -174,37 +196,45 @@ impl<T: Number> PathBackwardScratch<T> {
         d_scores: &[T],
     ) {
         let Some(PathBias { keys, width: features, .. }) = inputs.problem.path() else { return };
-        let (RowBlockTile { rows, columns, .. }, width) = (*place, features.next_multiple_of(L::COUNT));
-        let row_lanes = row_lanes::<L>(rows);
-        let size = place.keys * row_lanes;
-        for (head, from) in d_scores.chunks_exact(rows * columns).enumerate() {
-            let (head_dim, factor, d_scores) = (place.keys, T::ONE, &mut self.d_scores);
-            lanes.run(Transpose { from, stride: columns, rows, head_dim, factor, to: d_scores, width: row_lanes });
+        let RowBlockTile { columns, keys: tile_keys, .. } = *place;
+        let with_edges = RowsWithEdges::of::<L>(inputs, place);
+        let RowsWithEdges { first, rows, lanes: width } = with_edges;
+        let (size, all_lanes) = (tile_keys * width, row_lanes::<L>(place.rows));
+        for (head, from) in d_scores.chunks_exact(place.rows * columns).enumerate() {
+            let (from, factor, d_scores) = (&from[first * columns..], T::ONE, &mut self.d_scores);
+            lanes.run(Transpose { from, stride: columns, rows, head_dim: tile_keys, factor, to: d_scores, width });
             let d_products = &mut self.d_products[head * size..][..size];
-            let left = &mut self.left[head * rows..][..rows];
-            lanes.run(EdgeGradients { d_scores, d_products, width: row_lanes, left });
-            let first_seen = |row: usize| inputs.problem.visible(0, place.first_query + row).start;
+            let left = &mut self.left[head * place.rows + first..][..rows];
+            lanes.run(EdgeGradients { d_scores, d_products, width, left });
+            let first_seen = |row: usize| inputs.problem.visible(0, place.first_query + first + row).start;
             let first_of_last = first_seen(rows - 1);
-            for (key, d_products) in d_products.chunks_exact_mut(row_lanes).enumerate() {
-                d_products[..rows_before_key(inputs, place, key)].fill(T::ZERO);
+            for (key, d_products) in d_products.chunks_exact_mut(width).enumerate() {
+                d_products[..with_edges.before_key(inputs, place, key)].fill(T::ZERO);
                 // no visible key is before the first one
                 let key = place.first_key + key;
                 if first_of_last >= key {
                     d_products[first_row(rows, |row| first_seen(row) >= key)..].fill(T::ZERO);
                 }
             }
-            let (from, stride) = (keys.rows_from(0, head, place.first_key), keys.strides.row);
-            let to = &mut self.keys;
-            lanes.run(CopyRows { from, stride, rows: place.keys, head_dim: features, factor: T::ONE, to, width });
+            let (r, stride) = (keys.rows_from(0, head, place.first_key), keys.strides.row);
+            let d_queries = &mut self.d_queries[head * features * all_lanes..];
+            if place.rows == 1 {
+                for (key, factor) in d_products.iter().enumerate() {
+                    let (to, from) = (&mut d_queries[..features], &r[key * stride..]);
+                    lanes.run(AddScaledRow { to, factor: *factor, from });
+                }
+                continue;
+            }
+            // features are few: as rows they fill no vector in vain
             lanes.run(SmallGemm {
-                rows,
-                inner: place.keys,
+                rows: features,
+                inner: tile_keys,
                 columns: width,
-                a: StridedMatrix::transposed(d_products, row_lanes),
-                b: &self.keys,
+                a: StridedMatrix::transposed(r, stride),
+                b: d_products,
                 b_stride: width,
-                c: &mut self.d_queries[head * rows * width..],
-                c_stride: width,
+                c: &mut d_queries[first..],
+                c_stride: all_lanes,
                 store: StoreMode::Accumulate,
             });
         }
@@ -215,23 +245,24 @@ impl<T: Number> PathBackwardScratch<T> {
         &mut self,
         lanes: L,
         of: &PathScratch<T>,
-        place: &RowBlockTile,
+        (inputs, place): (&RowBlockInputs<T>, &RowBlockTile),
         head: usize,
         (d_keys, features): (&ViewMut<T>, usize),
     ) {
-        let (RowBlockTile { rows, keys, .. }, width, row_lanes) = (*place, of.width, row_lanes::<L>(place.rows));
+        let RowsWithEdges { first, rows, lanes: d_lanes } = RowsWithEdges::of::<L>(inputs, place);
+        let width = of.width;
         lanes.run(SmallGemm {
             rows: place.keys,
             inner: rows,
             columns: width,
-            a: StridedMatrix::row_major(&self.d_products[head * keys * row_lanes..], row_lanes),
-            b: &of.queries[head * rows * width..],
+            a: StridedMatrix::row_major(&self.d_products[head * place.keys * d_lanes..], d_lanes),
+            b: &of.queries[(head * place.rows + first) * width..],
             b_stride: width,
-            c: &mut self.keys,
+            c: &mut self.d_keys,
             c_stride: width,
             store: StoreMode::Overwrite,
         });
-        for (key, from) in self.keys.chunks_exact(width).take(place.keys).enumerate() {
+        for (key, from) in self.d_keys.chunks_exact(width).take(place.keys).enumerate() {
             // SAFETY: the view is checked, and it is this item's turn to write these keys of the heads that read them.
             let to = unsafe { d_keys.row(0, head, place.first_key + key, features) };
             lanes.run(AddRow { to, from });
@@ -241,18 +272,18 @@ impl<T: Number> PathBackwardScratch<T> {
     /// Writes the gradient in p of a block.
     pub(super) fn store_d_queries<L: Lanes<Number = T>>(
         &self,
-        lanes: L,
         inputs: &RowBlockInputs<T>,
         place: &RowBlockTile,
         d_queries: &ViewMut<T>,
     ) {
         let Some(PathBias { width: features, .. }) = inputs.problem.path() else { return };
-        let (AttentionDims { heads, .. }, factor) = (inputs.problem.dims, T::from_f64((features as f64).recip()));
-        let width = features.next_multiple_of(L::COUNT);
-        for at in 0..heads * place.rows {
-            // SAFETY: the view is checked, and this item alone writes this row.
-            let to = unsafe { d_queries.row(0, at / place.rows, place.first_query + at % place.rows, features) };
-            lanes.run(ScaleRow { to, factor, from: &self.d_queries[at * width..] });
+        let (factor, width) = (T::from_f64((features as f64).recip()), row_lanes::<L>(place.rows));
+        for (head, from) in self.d_queries.chunks_exact(features * width).take(inputs.problem.dims.heads).enumerate() {
+            for row in 0..place.rows {
+                // SAFETY: the view is checked, and this item alone writes this row.
+                let to = unsafe { d_queries.row(0, head, place.first_query + row, features) };
+                to.iter_mut().zip(from.chunks_exact(width)).for_each(|(to, from)| *to = factor * from[row]);
+            }
         }
     }
 }
