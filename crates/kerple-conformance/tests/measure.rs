@@ -34,6 +34,7 @@ fn every_work_is_checked_and_timed() {
             &["chunked", "fft", "naive"],
             &["conv_spe", "elu", "fox", "kerple_log", "none", "relu", "sine_spe"],
         ),
+        ("maps", &[], &["fused"], &["fope", "learned", "rotary", "selective_rope"]),
     ] {
         let sizes = ["--lengths", "200,64", "--batch", "1", "--heads", "2", "--head-dim", "16", "--repeats", "1"];
         let all = [&[work], &sizes[..], options].concat();
@@ -58,23 +59,24 @@ fn every_work_is_checked_and_timed() {
 /// Nothing of the size is made: the refusal comes before memory runs out.
 #[test]
 fn sizes_that_do_not_fit_are_refused() {
-    for work in ["decode", "eval", "linear"] {
+    for work in ["decode", "eval", "linear", "maps"] {
         for option in ["--lengths", "--heads", "--head-dim", "--batch"] {
             assert_refused(&[work, option, "1099511627776", "--repeats", "1"], "it must be at most");
         }
     }
-    for work in ["decode", "linear"] {
+    for work in ["decode", "linear", "maps"] {
         let sizes = ["--lengths", "16777216", "--heads", "65536", "--head-dim", "65536"];
         assert_refused(&[&[work], &sizes[..]].concat(), "--lengths 16777216 needs about ");
     }
     assert_refused(&["eval", "--lengths", "16777216", "--batch", "16"], "needs about ");
+    assert_refused(&["maps", "--head-dim", "15"], "maps turn pairs of features");
 }
 
 /// An option that a work does not read is refused, and so is a device that it cannot run on.
 #[test]
 fn options_of_another_work_are_refused() {
     for option in ["--encoding=alibi", "--layers=2", "--config=run.toml", "--device=wgpu", "--precision=bf16"] {
-        for work in ["decode", "linear"] {
+        for work in ["decode", "linear", "maps"] {
             let name = option.split('=').next().unwrap();
             assert_refused(&[work, option], &format!("unexpected argument '{name}'"));
         }

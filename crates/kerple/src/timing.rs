@@ -21,7 +21,7 @@ use std::time::Instant;
 /// One measurement.
 #[derive(Debug, Serialize)]
 pub struct Measurement {
-    /// What was timed: attention, linear, step, decode or eval.
+    /// What was timed: attention, linear, step, decode, eval or maps.
     pub work: &'static str,
     /// naive, tiled, chunked, fft, fused or composed.
     pub engine: &'static str,

@@ -1,9 +1,10 @@
-//! `measure decode|eval|linear`: development measurements beside those of `kerple bench`, whose
+//! `measure decode|eval|linear|maps`: development measurements beside those of `kerple bench`, whose
 //! options, checks and rows they share.
 
 mod decode;
 mod eval;
 mod linear;
+mod maps;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Parser, Subcommand};
@@ -13,6 +14,7 @@ use kerple::CommandResult;
 use kerple::timing::model::TimedModel;
 use kerple::timing::{TimedModelOptions, Timing, TimingDefaults, TimingOptions, thread_count};
 use linear::TimedLinearAttention;
+use maps::TimedMaps;
 use std::process::ExitCode;
 
 #[global_allocator]
@@ -55,6 +57,12 @@ enum MeasuredWork {
         #[command(flatten)]
         timing: TimingOptions,
     },
+    /// Time changes of queries and keys, forward and backward, in turns with attention with a learned KERPLE-log; by default at
+    /// 2048 tokens, with a batch of 1 and 12 heads of 64 features. What projections make of rows is not counted.
+    Maps {
+        #[command(flatten)]
+        timing: TimingOptions,
+    },
 }
 
 fn main() -> ExitCode {
@@ -76,6 +84,9 @@ fn run(work: &MeasuredWork) -> CommandResult {
         MeasuredWork::Linear { only, timing } => {
             let defaults = TimingDefaults { lengths: &[4096, 32_768], batch: 1, heads: 12 };
             Timing::new(timing, defaults)?.run(&TimedLinearAttention { only: only.clone() })
+        }
+        MeasuredWork::Maps { timing } => {
+            Timing::new(timing, TimingDefaults { lengths: &[2048], batch: 1, heads: 12 })?.run(&TimedMaps)
         }
     }
 }

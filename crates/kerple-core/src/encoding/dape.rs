@@ -149,10 +149,22 @@ impl DapeConfig {
 
 impl Positional for DapeConfig {
     fn description(&self) -> Description {
+        let has_bias = self.base.has_bias();
         Description {
             name: "DAPE",
-            formula: "z = s + b + mlp(s, b) over all heads, b of the base",
-            learned: "the base's, and a network: 3 H hidden + hidden + H per layer",
+            formula: match (has_bias, self.variant) {
+                (false, _) => "z = s + mlp(s) over all heads",
+                (true, Variant::ConcatResidual) => "z = s + b + mlp(s, b) over all heads, b of the base",
+                (true, Variant::Concat) => "z = s + mlp(s, b) over all heads, b of the base",
+                (true, Variant::AddResidual) => "z = s + b + mlp(s + b) over all heads, b of the base",
+                (true, Variant::BiasOnly) => "z = s + b + mlp(b) over all heads, b of the base",
+            },
+            learned: match (self.network().inputs(1, has_bias), self.kernel) {
+                (2, 1) => "the base's, and a network: 3 H hidden + hidden + H per layer",
+                (2, _) => "the base's, and a network: 3 H hidden kernel + hidden + H per layer",
+                (_, 1) => "the base's, and a network: 2 H hidden + hidden + H per layer",
+                _ => "the base's, and a network: 2 H hidden kernel + hidden + H per layer",
+            },
             enters: SCORES,
             beyond: "defined where the base is defined",
             source: "Zheng et al. 2024, arXiv:2405.14722 and arXiv:2410.04798",

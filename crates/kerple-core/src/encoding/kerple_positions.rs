@@ -105,11 +105,28 @@ impl KerplePositionsConfig {
 
 impl Positional for KerplePositionsConfig {
     fn description(&self) -> Description {
+        macro_rules! on_positions {
+            ($kernel:literal, $numbers:literal) => {
+                (
+                    concat!("z = s + k(x_i - x_j), x = running sum of steps phi(w_h.y + b_h), ", $kernel),
+                    concat!("weight, bias: H (M + 1), and ", $numbers, " per layer"),
+                )
+            };
+        }
+        let (formula, learned) = match self.kernel {
+            KernelChoice::Log => on_positions!("k(u) = -r1 ln(1 + r2 u)", "r1, r2: 2 H"),
+            KernelChoice::Power => on_positions!("k(u) = -r1 u^r2", "r1, r2: 2 H"),
+            KernelChoice::Log3 => on_positions!("k(u) = -r1 ln(1 + r2 u^r3)", "r1, r2, r3: 3 H"),
+            KernelChoice::Spline => on_positions!(
+                "k(u) = -slope u - sum over m of rises_m min(u / t_m, 1), t = 1, 2, 4, ..",
+                "slope, rises: H (knots + 1)"
+            ),
+            KernelChoice::Table => on_positions!("k(u) = table[u / grid], linear between entries", "table: H entries"),
+        };
         Description {
             name: "KERPLE on learned positions",
-            formula: "z = s + k(x_i - x_j), x = running sum of steps phi(w_h.y + b_h), k(u) = -r1 ln(1 + r2 u)",
-            learned: "weight, bias: H (M + 1), and r1, r2: 2 H per layer; with `kernel = \"log3\"` 3 H, with \
-                `kernel = \"spline\"` H (knots + 1), with `kernel = \"table\"` H entries",
+            formula,
+            learned,
             enters: SCORES,
             beyond: "defined for every distance: positions grow at most `step_max` times as fast as tokens with `step = \
                 \"sigmoid\"`",

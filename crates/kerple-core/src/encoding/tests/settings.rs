@@ -557,6 +557,43 @@ fn dape_learns_as_many_values_as_published() {
     assert_eq!(count(r#"{"kind":"fire"}"#), 12 * (2 + 64 + 12 * 32 + 12));
 }
 
+/// With H = 3, M = 12 and the values of keys: what a description says is learned beside a base or steps is what there is.
+#[test]
+fn descriptions_count_what_is_learned() {
+    let value = |name: &str| match name {
+        "H" => 3,
+        "hidden" => 5,
+        "kernel" | "entries" => 7,
+        "rises" => 4,
+        number => number.parse().unwrap(),
+    };
+    let said = |encoding: &Encoding| -> usize {
+        let learned = encoding.method.description().learned.replace("(knots + 1)", "rises");
+        let (_, counts) = learned.rsplit_once(": ").unwrap();
+        let counts = counts.strip_suffix(" per layer").unwrap().split(" + ");
+        counts.map(|product| product.split(' ').map(value).product::<usize>()).sum()
+    };
+    let geometry = Geometry::new(3, 4, 64);
+    let steps = 3 * (12 + 1);
+    for (keys, others) in [
+        (r#""kind":"dape","base":"alibi","hidden":5"#, 0),
+        (r#""kind":"dape","base":"alibi","hidden":5,"kernel":7"#, 0),
+        (r#""kind":"dape","base":"alibi","hidden":5,"variant":"add_residual""#, 0),
+        (r#""kind":"dape","base":"alibi","hidden":5,"kernel":7,"variant":"bias_only""#, 0),
+        (r#""kind":"dape","base":"none","hidden":5"#, 0),
+        (r#""kind":"dape","base":"kerple_log","hidden":5,"variant":"concat""#, 2 * 3),
+        (r#""kind":"kerple_positions""#, steps),
+        (r#""kind":"kerple_positions","kernel":"power","step_min":0.1"#, steps),
+        (r#""kind":"kerple_positions","kernel":"log3","step_min":0.1"#, steps),
+        (r#""kind":"kerple_positions","kernel":"spline","knots":3"#, steps),
+        (r#""kind":"kerple_positions","kernel":"table","entries":7"#, steps),
+    ] {
+        let encoding = read(&format!("{{{keys}}}")).unwrap();
+        let learned: usize = encoding.parameters(&geometry).iter().map(EncodingParameter::len).sum();
+        assert_eq!(said(&encoding) + others, learned, "{keys}");
+    }
+}
+
 /// First tokens are written and read again; a model without a window has none to keep, and a whole training sequence of them
 /// is refused.
 #[test]
