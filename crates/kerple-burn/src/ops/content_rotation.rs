@@ -18,7 +18,6 @@ use crate::with_element;
 use burn::tensor::{Tensor, TensorData, activation};
 use kerple_core::ops::content_rotation::{self as core, Increments};
 use kerple_core::ops::heads::HeadLayout;
-use kerple_core::ops::rotary::Turn;
 use std::f64::consts::TAU;
 
 /// Devices that have a kernel for it.
@@ -115,7 +114,7 @@ pub(crate) fn turned(
     let (device, dtype) = (qkv.device(), qkv.dtype());
     let of = Increments { batch, len, width, positions: &[] };
     let values: Vec<f64> = increments.into_data().iter::<f64>().collect();
-    let tables = core::cos_sin::<f64>(&core::turns(&values, of, &mut before.turns));
+    let tables = core::cos_sin::<f64>(&values, of, &mut before.turns);
     let [cos, sin] = tables.map(|values| {
         let values = TensorData::new(values, [batch, len, heads.heads, width / heads.heads]);
         Tensor::<4>::from_data(values, (&device, dtype))
@@ -203,21 +202,15 @@ impl ContentRotationOp {
 
     fn forward<T: FloatElement>(&self, inputs: &[HostArray]) -> OpOutput {
         let of = self.increments(inputs);
-        let turns = core::turns::<T>(inputs[1].slice(), of, &mut vec![0.0; of.batch * of.width]);
-        let [cos, sin] = core::cos_sin::<T>(&turns);
-        let mut rows = inputs[0].slice::<T>().to_vec();
-        self.places().into_iter().for_each(|place| core::rotate(&mut rows, place, [&cos, &sin], Turn::Forward));
+        let [cos, sin] = core::cos_sin::<T>(inputs[1].slice(), of, &mut vec![0.0; of.batch * of.width]);
+        let rows = core::rotated(inputs[0].slice(), &self.places(), [&cos, &sin]);
         OpOutput { output: HostArray::from_vec(rows, inputs[0].shape()), saved: SavedForBackward::new([cos, sin]) }
     }
 
     fn backward<T: FloatElement>(&self, ctx: &BackwardContext) -> Vec<Option<HostArray>> {
         let ([cos, sin], of) = (ctx.saved::<[Vec<T>; 2]>(), self.increments(ctx.inputs));
-        let (rows, mut d_rows) = (ctx.inputs[0].slice::<T>(), ctx.d_output.slice::<T>().to_vec());
-        let mut d_angles = vec![0.0; cos.len()];
-        for place in self.places() {
-            core::rotate(&mut d_rows, place, [cos, sin], Turn::Inverse);
-            core::add_d_angles([rows, &d_rows], place, &mut d_angles);
-        }
+        let rows = [&ctx.inputs[0], ctx.d_output].map(HostArray::slice);
+        let (d_rows, d_angles) = core::backward(rows, &self.places(), [cos, sin]);
         let mut found = InputGrads::new(ctx.inputs);
         found.put(0, d_rows);
         found.put(1, core::d_increments::<T>(&d_angles, of));

@@ -203,18 +203,15 @@ impl FourierOp {
     }
 
     fn forward<T: FloatElement>(&self, inputs: &[HostArray]) -> OpOutput {
-        let mut rows = inputs[0].slice::<T>().to_vec();
-        self.with_rows(inputs, |by| fourier::rotate(&mut rows, by));
+        let rows = self.with_rows::<T, _>(inputs, |by| fourier::rotated(inputs[0].slice(), by));
         OpOutput { output: HostArray::from_vec(rows, inputs[0].shape()), saved: SavedForBackward::nothing() }
     }
 
     fn backward<T: FloatElement>(&self, ctx: &BackwardContext) -> Vec<Option<HostArray>> {
-        let (rows, mut d_rows) = (ctx.inputs[0].slice::<T>(), ctx.d_output.slice::<T>().to_vec());
-        let [d_cos, d_sin] = self.with_rows(ctx.inputs, |by| fourier::backward(rows, &mut d_rows, by));
+        let (rows, d_output) = (ctx.inputs[0].slice::<T>(), ctx.d_output.slice());
+        let all = self.with_rows(ctx.inputs, |by| fourier::backward(rows, d_output, by));
         let mut found = InputGrads::new(ctx.inputs);
-        found.put(0, d_rows);
-        found.put(1, d_cos);
-        found.put(2, d_sin);
+        all.into_iter().enumerate().for_each(|(input, gradient)| found.put(input, gradient));
         found.finish()
     }
 }

@@ -117,19 +117,26 @@ impl PackedRows {
     fn run(&mut self, work: &str) {
         match work {
             "learned" => self.attention(),
+            // in place, as layers turn rows
+            "rotary" => {
+                let PackedRows { sizes, len, x, d_x, angles, .. } = self;
+                rotate([x, d_x], *len, *sizes, angles);
+            }
             _ => drop(self.mapped(work)),
         }
     }
 
-    /// Copies of rows and of their gradient that a map has changed, as operations with a backward do.
+    /// Rows and their gradient as a map changes them.
     fn mapped(&self, work: &str) -> [Vec<f32>; 2] {
-        let mut rows = [self.x.clone(), self.d_x.clone()];
         match work {
-            "rotary" => self.rotary(&mut rows),
-            "selective_rope" => drop(self.selective_rope(&mut rows)),
-            _ => drop(self.fope(&mut rows)),
+            "rotary" => {
+                let mut rows = [self.x.clone(), self.d_x.clone()];
+                rotate(rows.each_mut().map(|rows| &mut rows[..]), self.len, self.sizes, &self.angles);
+                rows
+            }
+            "selective_rope" => self.selective_rope(),
+            _ => self.fope(),
         }
-        rows
     }
 
     fn attention(&mut self) {
@@ -166,41 +173,24 @@ impl PackedRows {
         attention::backward(&problem, saved, gradients);
     }
 
-    fn rotary(&self, [x, d_x]: &mut [Vec<f32>; 2]) {
+    fn selective_rope(&self) -> [Vec<f32>; 2] {
         let TimedSizes { batch, heads, head_dim, .. } = self.sizes;
-        let row = 3 * heads * head_dim;
-        let strides = Strides { batch: self.len * row, head: 3 * head_dim, row };
-        let sizes = Rotated { batch, len: self.len, heads };
-        let angles = Angles { cos: &self.angles[0], sin: &self.angles[1], pairs: head_dim / 2 };
-        for start in [0, head_dim] {
-            rotary::rotate(&mut x[start..], strides, sizes, angles, Turn::Forward);
-            rotary::rotate(&mut d_x[start..], strides, sizes, angles, Turn::Inverse);
-        }
+        let (places, width) = (self.places(), heads * head_dim / 2);
+        let of = Increments { batch, len: self.len, width, positions: &[] };
+        let [cos, sin] = content_rotation::cos_sin(&self.increments, of, &mut vec![0.0; batch * width]);
+        let x = content_rotation::rotated(&self.x, &places, [&cos, &sin]);
+        let (d_x, d_angles) = content_rotation::backward([&self.x, &self.d_x], &places, [&cos, &sin]);
+        content_rotation::d_increments::<f32>(&d_angles, of);
+        [x, d_x]
     }
 
-    /// Returns the gradient in the increments.
-    fn selective_rope(&self, [x, d_x]: &mut [Vec<f32>; 2]) -> Vec<f32> {
-        let TimedSizes { batch, heads, head_dim, .. } = self.sizes;
-        let of = Increments { batch, len: self.len, width: heads * head_dim / 2, positions: &[] };
-        let turns = content_rotation::turns(&self.increments, of, &mut vec![0.0; batch * of.width]);
-        let [cos, sin] = content_rotation::cos_sin::<f32>(&turns);
-        let mut d_angles = vec![0.0; turns.len()];
-        for place in self.places() {
-            content_rotation::rotate(x, place, [&cos, &sin], Turn::Forward);
-            content_rotation::rotate(d_x, place, [&cos, &sin], Turn::Inverse);
-            content_rotation::add_d_angles([&self.x, d_x], place, &mut d_angles);
-        }
-        content_rotation::d_increments(&d_angles, of)
-    }
-
-    /// Returns the gradients in the mixtures.
-    fn fope(&self, [x, d_x]: &mut [Vec<f32>; 2]) -> [Vec<f32>; 2] {
+    fn fope(&self) -> [Vec<f32>; 2] {
         let pairs = self.sizes.head_dim / 2;
         let [cos, sin] = self.angles.each_ref().map(|of| &of[..]);
         let mixtures = self.mixtures.each_ref().map(|of| &of[..]);
         let by = FourierRows { places: self.places(), rates: pairs, mixed: pairs, sin_rest: 0.0, cos, sin, mixtures };
-        fourier::rotate(x, by);
-        fourier::backward(&self.x, d_x, by)
+        let [d_x, _, _] = fourier::backward(&self.x, &self.d_x, by);
+        [fourier::rotated(&self.x, by), d_x]
     }
 
     /// The cosine and the sine by which a map turns a pair of a row.
@@ -239,6 +229,19 @@ impl PackedRows {
             }
         }
         rows
+    }
+}
+
+/// Turns the queries and keys of rows, and of their gradient.
+fn rotate(rows: [&mut [f32]; 2], len: usize, sizes: TimedSizes, angles: &[Vec<f32>; 2]) {
+    let TimedSizes { batch, heads, head_dim, .. } = sizes;
+    let row = 3 * heads * head_dim;
+    let strides = Strides { batch: len * row, head: 3 * head_dim, row };
+    let angles = Angles { cos: &angles[0], sin: &angles[1], pairs: head_dim / 2 };
+    for (rows, turn) in rows.into_iter().zip([Turn::Forward, Turn::Inverse]) {
+        for start in [0, head_dim] {
+            rotary::rotate(&mut rows[start..], strides, Rotated { batch, len, heads }, angles, turn);
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Rotations by angles that the content sets, in place on packed rows: each token adds increments to the angles of all pairs of
+//! Rotations of packed rows by angles that the content sets: each token adds increments to the angles of all pairs of
 //! all heads.
 //!
 //! ```text
@@ -9,14 +9,18 @@
 //!
 //! Sums are f64 and counted in turns, whole turns left out, so that angles are as exact at a million tokens as at ten.
 
-use super::ROWS_PER_TASK;
 use super::heads::HeadLayout;
-use super::rotary::{Turn, rotate_row};
+use super::rotary::{Turn, rotate_rows};
+use super::{ROWS_PER_TASK, append, changed};
 use crate::cpu::elementary::sin_cos;
 use crate::cpu::vectorized;
-use crate::tiles::workers::for_each_task;
+use crate::tiles::workers::for_each_number;
+use crate::tiles::{Strides, ViewMut};
 use crate::{Number, check_shape};
 use std::f64::consts::TAU;
+
+/// Angles whose sums a task takes, of all tokens of a sequence.
+const COLUMNS: usize = 64;
 
 /// Sequences of increments.
 #[derive(Clone, Copy, Debug)]
@@ -41,109 +45,122 @@ impl Increments<'_> {
         assert!(positions.is_empty() || positions.len() == batch * len, "{} positions", positions.len());
     }
 
+    /// The numbers of each sequence and block of columns, token by token.
+    fn columns<'t, T>(&self, values: &'t mut [T]) -> ViewMut<'t, T> {
+        ViewMut::new(values, Strides { batch: self.len * self.width, head: COLUMNS, row: self.width })
+    }
+
+    /// Calls `work` with each sequence, block and its number of columns.
+    fn for_each_columns(&self, work: impl Fn([usize; 2], usize) + Sync) {
+        let blocks = self.width.div_ceil(COLUMNS);
+        for_each_number(self.batch * blocks, &|number| {
+            let [sequence, block] = [number / blocks, number % blocks];
+            work([sequence, block], (self.width - block * COLUMNS).min(COLUMNS));
+        });
+    }
+
     /// Whether a document begins at this token, other than the first of its sequence.
     fn restarts(&self, sequence: usize, token: usize) -> bool {
         token > 0 && self.positions.get(sequence * self.len + token) == Some(&0)
     }
 }
 
-/// Angles in turns, from 0 to 1, of increments `[B, L, H P]` in radians. Those of the tokens before, `[B, H P]`, are gone on from and
-/// replaced by the last.
+/// Cosines and sines of the sums of increments `[B, L, H P]` in radians. The sums of the tokens before, `[B, H P]` in turns from 0 to 1,
+/// are gone on from and replaced by the last.
 ///
 /// # Panics
 /// If there are not as many of either.
-pub fn turns<T: Number>(increments: &[T], of: Increments, before: &mut [f64]) -> Vec<f64> {
+pub fn cos_sin<T: Number>(increments: &[T], of: Increments, before: &mut [f64]) -> [Vec<T>; 2] {
     let Increments { batch, len, width, .. } = of;
     of.check(increments.len());
     check_shape!(before, B = batch, W = width);
-    let mut turns = vec![0.0; increments.len()];
-    let sequence = (len * width).max(1);
-    let tasks = turns.chunks_exact_mut(sequence).zip(increments.chunks_exact(sequence));
-    for_each_task(tasks.zip(before.chunks_exact_mut(width.max(1))), |number, ((turns, increments), sum)| {
-        for (token, (turns, increments)) in
-            turns.chunks_exact_mut(width).zip(increments.chunks_exact(width)).enumerate()
-        {
-            if of.restarts(number, token) {
-                sum.fill(0.0);
+    let mut both = [(); 2].map(|()| vec![T::ZERO; increments.len()]);
+    let [to_cos, to_sin] = both.each_mut().map(|to| of.columns(to));
+    let sums = ViewMut::new(before, Strides { batch: width, head: COLUMNS, row: 0 });
+    of.for_each_columns(|[sequence, block], columns| {
+        // SAFETY: this number alone has these columns of the sequence.
+        let turns = unsafe { sums.row(sequence, block, 0, columns) };
+        for token in 0..len {
+            if of.restarts(sequence, token) {
+                turns.fill(0.0);
             }
-            advance(increments, sum, turns);
+            let from = &increments[(sequence * len + token) * width + block * COLUMNS..][..columns];
+            // SAFETY: as above.
+            let [cos, sin] = unsafe { [&to_cos, &to_sin].map(|to| to.row(sequence, block, token, columns)) };
+            advance(from, turns, cos, sin);
         }
     });
-    turns
+    both
 }
 
 vectorized! {
-    fn advance(increments: &[T], sum: &mut [f64], turns: &mut [f64]) {
-        for ((increment, sum), turns) in increments.iter().zip(sum).zip(turns) {
-            let next = *sum + increment.to_f64() * (1.0 / TAU);
-            *sum = next - next.floor();
-            *turns = *sum;
-        }
-    }
-}
-
-/// Cosines and sines of angles in turns.
-pub fn cos_sin<T: Number>(turns: &[f64]) -> [Vec<T>; 2] {
-    /// Angles that a task takes.
-    const PIECE: usize = 1 << 13;
-    let [mut cos, mut sin] = [(); 2].map(|()| vec![T::ZERO; turns.len()]);
-    let pieces = cos.chunks_mut(PIECE).zip(sin.chunks_mut(PIECE)).zip(turns.chunks(PIECE));
-    for_each_task(pieces, |_, ((cos, sin), turns)| cos_sin_of(turns, cos, sin));
-    [cos, sin]
-}
-
-vectorized! {
-    fn cos_sin_of(turns: &[f64], cos: &mut [T], sin: &mut [T]) {
-        for ((turns, cos), sin) in turns.iter().zip(cos).zip(sin) {
+    fn advance(increments: &[T], turns: &mut [f64], cos: &mut [T], sin: &mut [T]) {
+        for (((increment, turns), cos), sin) in increments.iter().zip(turns).zip(cos).zip(sin) {
+            let next = *turns + increment.to_f64() * (1.0 / TAU);
+            *turns = next - next.floor();
             let (s, c) = sin_cos(*turns);
             (*cos, *sin) = (T::from_f64(c), T::from_f64(s));
         }
     }
 }
 
-/// Turns the pairs of each head of rows `[rows, row]` by these cosines and sines, `[rows, H, P]`. A head has `2 P` features.
+/// Rows `[rows, row]` with the pairs of each head of these places turned by cosines and sines, `[rows, H, P]`. A head has `2 P`
+/// features.
 ///
 /// # Panics
 /// If a slice has the wrong size.
-pub fn rotate<T: Number>(x: &mut [T], place: HeadLayout, [cos, sin]: [&[T]; 2], turn: Turn) {
-    let width = angles_per_row(place, x.len(), cos.len());
+pub fn rotated<T: Number>(x: &[T], places: &[HeadLayout], [cos, sin]: [&[T]; 2]) -> Vec<T> {
+    let (row, width) = row_and_angles(places, x.len(), cos.len());
     check_shape!(sin, as_cosines = cos.len());
-    let (rows, angles) = (ROWS_PER_TASK * place.row, ROWS_PER_TASK * width);
-    let tasks = x.chunks_mut(rows).zip(cos.chunks(angles)).zip(sin.chunks(angles));
-    for_each_task(tasks, |_, ((rows, cos), sin)| {
-        let pairs = place.head_dim / 2;
-        for ((row, cos), sin) in rows.chunks_exact_mut(place.row).zip(cos.chunks(width)).zip(sin.chunks(width)) {
-            for (head, (cos, sin)) in cos.chunks(pairs).zip(sin.chunks(pairs)).enumerate() {
-                rotate_row(place.head_mut(row, head), cos, sin, turn);
-            }
+    changed(x, row, |task, x| {
+        let first = task * ROWS_PER_TASK * width;
+        for (row, (cos, sin)) in x.chunks_exact_mut(row).zip(cos[first..].chunks(width).zip(sin[first..].chunks(width)))
+        {
+            places.iter().for_each(|place| rotate_heads(row, place, [cos, sin], Turn::Forward));
         }
-    });
+    })
 }
 
-/// Adds the gradient in the angles, `[rows, H, P]`, given the rows before they turned and the gradient in them.
+/// The gradients in the rows before they turned, and in the angles, `[rows, H, P]`, given those rows and the gradient in them after.
 ///
 /// # Panics
 /// If a slice has the wrong size.
-pub fn add_d_angles<T: Number>([x, d_x]: [&[T]; 2], place: HeadLayout, d_angles: &mut [f64]) {
-    let width = angles_per_row(place, x.len(), d_angles.len());
-    check_shape!(d_x, all = x.len());
-    let (rows, angles) = (ROWS_PER_TASK * place.row, ROWS_PER_TASK * width);
-    let tasks = d_angles.chunks_mut(angles).zip(x.chunks(rows)).zip(d_x.chunks(rows));
-    for_each_task(tasks, |_, ((d_angles, x), d_x)| {
-        let of_rows = x.chunks_exact(place.row).zip(d_x.chunks_exact(place.row));
-        for (d_angles, (x, d_x)) in d_angles.chunks_mut(width).zip(of_rows) {
-            for (head, d_angles) in d_angles.chunks_mut(place.head_dim / 2).enumerate() {
-                add_cross_products(place.head(x, head), place.head(d_x, head), d_angles);
+pub fn backward<T: Number>([x, d_y]: [&[T]; 2], places: &[HeadLayout], [cos, sin]: [&[T]; 2]) -> (Vec<T>, Vec<f64>) {
+    let (row, width) = row_and_angles(places, x.len(), cos.len());
+    check_shape!(sin, as_cosines = cos.len());
+    check_shape!(d_y, all = x.len());
+    let (mut d_x, mut d_angles) = (Vec::new(), vec![0.0; cos.len()]);
+    let (rows, angles) = (ROWS_PER_TASK * row, ROWS_PER_TASK * width);
+    let tasks = x.chunks(rows).zip(d_y.chunks(rows)).zip(d_angles.chunks_mut(angles));
+    append(&mut d_x, x.len(), rows, tasks, |task, d_x, ((x, d_y), d_angles)| {
+        d_x.copy_from_slice(d_y);
+        let first = task * angles;
+        let turns = cos[first..].chunks(width).zip(sin[first..].chunks(width));
+        let of_rows = x.chunks_exact(row).zip(d_x.chunks_exact_mut(row));
+        for ((d_angles, (cos, sin)), (x, d_x)) in d_angles.chunks_mut(width).zip(turns).zip(of_rows) {
+            for place in places {
+                rotate_heads(d_x, place, [cos, sin], Turn::Inverse);
+                add_cross_products(&x[place.start..], &d_x[place.start..], place.stride, place.head_dim / 2, d_angles);
             }
         }
     });
+    (d_x, d_angles)
+}
+
+/// Turns the heads of a row in place.
+fn rotate_heads<T: Number>(row: &mut [T], place: &HeadLayout, [cos, sin]: [&[T]; 2], turn: Turn) {
+    let pairs = place.head_dim / 2;
+    rotate_rows(&mut row[place.start..], place.heads, place.stride, cos, sin, pairs, pairs, turn);
 }
 
 vectorized! {
-    fn add_cross_products(x: &[T], d_x: &[T], to: &mut [f64]) {
-        let ((x_low, x_high), (d_low, d_high)) = (x.split_at(to.len()), d_x.split_at(to.len()));
-        for ((((to, x1), x2), d1), d2) in to.iter_mut().zip(x_low).zip(x_high).zip(d_low).zip(d_high) {
-            *to += x1.to_f64() * d2.to_f64() - x2.to_f64() * d1.to_f64();
+    fn add_cross_products(x: &[T], d_x: &[T], stride: usize, pairs: usize, to: &mut [f64]) {
+        for (head, to) in to.chunks_exact_mut(pairs).enumerate() {
+            let of_head = head * stride..head * stride + 2 * pairs;
+            let ((x_low, x_high), (d_low, d_high)) = (x[of_head.clone()].split_at(pairs), d_x[of_head].split_at(pairs));
+            for ((((to, x1), x2), d1), d2) in to.iter_mut().zip(x_low).zip(x_high).zip(d_low).zip(d_high) {
+                *to += x1.to_f64() * d2.to_f64() - x2.to_f64() * d1.to_f64();
+            }
         }
     }
 }
@@ -155,30 +172,44 @@ vectorized! {
 pub fn d_increments<T: Number>(d_angles: &[f64], of: Increments) -> Vec<T> {
     of.check(d_angles.len());
     let Increments { len, width, .. } = of;
-    let (mut d_increments, sequence) = (vec![T::ZERO; d_angles.len()], (len * width).max(1));
-    let tasks = d_increments.chunks_exact_mut(sequence).zip(d_angles.chunks_exact(sequence));
-    for_each_task(tasks, |number, (to, d_angles)| {
-        let mut sum = vec![0.0; width];
-        for (token, (to, d_angles)) in to.chunks_exact_mut(width).zip(d_angles.chunks_exact(width)).enumerate().rev() {
-            for ((to, sum), d_angle) in to.iter_mut().zip(&mut sum).zip(d_angles) {
-                *sum += d_angle;
-                *to = T::from_f64(*sum);
-            }
-            if of.restarts(number, token) {
-                sum.fill(0.0);
+    let mut d_increments = vec![T::ZERO; d_angles.len()];
+    let to = of.columns(&mut d_increments);
+    of.for_each_columns(|[sequence, block], columns| {
+        let mut sums = [0.0; COLUMNS];
+        let sums = &mut sums[..columns];
+        for token in (0..len).rev() {
+            let from = &d_angles[(sequence * len + token) * width + block * COLUMNS..][..columns];
+            // SAFETY: this number alone has these columns of the sequence.
+            add_and_store(from, sums, unsafe { to.row(sequence, block, token, columns) });
+            if of.restarts(sequence, token) {
+                sums.fill(0.0);
             }
         }
     });
     d_increments
 }
 
-/// Angles of a row, `H P`, having checked that there are as many as its pairs.
-fn angles_per_row(place: HeadLayout, values: usize, angles: usize) -> usize {
-    place.check(values);
-    assert!(place.head_dim.is_multiple_of(2), "heads of {} features are not pairs", place.head_dim);
-    let (rows, width) = (values / place.row, place.heads * place.head_dim / 2);
-    assert!(rows * width == angles, "{angles} angles are not [rows, H P] = [{rows}, {width}]");
-    width.max(1)
+vectorized! {
+    fn add_and_store(d_angles: &[f64], sums: &mut [f64], to: &mut [T]) {
+        for ((to, sum), d_angle) in to.iter_mut().zip(sums).zip(d_angles) {
+            *sum += d_angle;
+            *to = T::from_f64(*sum);
+        }
+    }
+}
+
+/// Values of a row, and its angles, `H P`, having checked that each of these places has as many pairs.
+fn row_and_angles(places: &[HeadLayout], values: usize, angles: usize) -> (usize, usize) {
+    let mut found = None;
+    for place in places {
+        place.check(values);
+        assert!(place.head_dim.is_multiple_of(2), "heads of {} features are not pairs", place.head_dim);
+        let (rows, width) = (values / place.row, place.heads * place.head_dim / 2);
+        assert!(rows * width == angles, "{angles} angles are not [rows, H P] = [{rows}, {width}]");
+        assert!(*found.get_or_insert((place.row, width)) == (place.row, width), "places of other rows: {places:?}");
+    }
+    let (row, width) = found.expect("a place");
+    (row, width.max(1))
 }
 
 #[cfg(test)]
@@ -195,11 +226,8 @@ mod tests {
     }
 
     fn turned(x: &[f64], increments: &[f64], positions: &[usize]) -> Vec<f64> {
-        let turns = turns(increments, of(positions), &mut [0.0; 18]);
-        let [cos, sin] = cos_sin::<f64>(&turns);
-        let mut x = x.to_vec();
-        rotate(&mut x, PLACE, [&cos, &sin], Turn::Forward);
-        x
+        let [cos, sin] = cos_sin(increments, of(positions), &mut [0.0; 18]);
+        rotated(x, &[PLACE], [&cos, &sin])
     }
 
     #[test]
@@ -232,10 +260,8 @@ mod tests {
             let loss = |x: &[f64], increments: &[f64]| -> f64 {
                 turned(x, increments, positions).iter().zip(&up).map(|(x, up)| x * up).sum()
             };
-            let [cos, sin] = cos_sin::<f64>(&turns(&increments, of(positions), &mut [0.0; 18]));
-            let (mut d_x, mut d_angles) = (up.clone(), vec![0.0; 14 * 9]);
-            rotate(&mut d_x, PLACE, [&cos, &sin], Turn::Inverse);
-            add_d_angles([&x, &d_x], PLACE, &mut d_angles);
+            let [cos, sin] = cos_sin(&increments, of(positions), &mut [0.0; 18]);
+            let (d_x, d_angles) = backward([&x, &up], &[PLACE], [&cos, &sin]);
             assert_gradient("x", &x, &d_x, |x| loss(x, &increments));
             let found: Vec<f64> = d_increments(&d_angles, of(positions));
             assert_gradient("increments", &increments, &found, |increments| loss(&x, increments));
@@ -250,8 +276,7 @@ mod tests {
         let exact = increments.iter().map(|x| (f64::from(*x) * 2f64.powi(40)) as i128).sum::<i128>();
         let turn = TAU * 2f64.powi(40);
         let turns_of = exact as f64 / turn;
-        for turns in on_every_set(|| turns(&increments, of, &mut [0.0])) {
-            let [cos, _] = cos_sin::<f32>(&turns);
+        for [cos, _] in on_every_set(|| cos_sin(&increments, of, &mut [0.0])) {
             let expected = (TAU * (turns_of - turns_of.floor())).cos();
             assert!((f64::from(*cos.last().unwrap()) - expected).abs() < 1e-6, "{turns_of}");
         }
@@ -260,34 +285,34 @@ mod tests {
     #[test]
     fn pieces_go_on_where_others_end() {
         let increments = random(14 * 9, 7);
-        let whole = turns(&increments, of(&[]), &mut [0.0; 18]);
+        let whole = cos_sin(&increments, of(&[]), &mut [0.0; 18]);
         let mut before = vec![0.0; 18];
         for (first, len) in [(0, 3), (3, 1), (4, 3)] {
             let piece = |values: &[f64]| -> Vec<f64> {
                 values.chunks(63).flat_map(|sequence| &sequence[first * 9..][..len * 9]).copied().collect()
             };
             let own = Increments { len, ..of(&[]) };
-            assert_eq!(turns(&piece(&increments), own, &mut before), piece(&whole));
+            let found = cos_sin(&piece(&increments), own, &mut before);
+            assert_eq!(found, whole.each_ref().map(|of| piece(of)));
         }
     }
 
     #[test]
     fn threads_change_no_bit() {
-        let place = HeadLayout { row: 50, start: 1, stride: 12, heads: 4, head_dim: 12 };
-        let (x, increments) = (single(&random(400 * 50, 8)), single(&random(400 * 24, 9)));
+        let places = [0, 12].map(|start| HeadLayout { row: 101, start, stride: 24, heads: 4, head_dim: 12 });
+        let (x, increments) = (single(&random(400 * 101, 8)), single(&random(400 * 24, 9)));
         let of = Increments { batch: 2, len: 200, width: 24, positions: &[] };
         assert_same_at_any_threads(|| {
-            let [cos, sin] = cos_sin::<f32>(&turns(&increments, of, &mut [0.0; 48]));
-            let (mut turned, mut d_angles) = (x.clone(), vec![0.0; increments.len()]);
-            rotate(&mut turned, place, [&cos, &sin], Turn::Forward);
-            add_d_angles([&x, &turned], place, &mut d_angles);
-            (turned, d_increments::<f32>(&d_angles, of))
+            let [cos, sin] = cos_sin(&increments, of, &mut [0.0; 48]);
+            let turned = rotated(&x, &places, [&cos, &sin]);
+            let (d_x, d_angles) = backward([&x, &turned], &places, [&cos, &sin]);
+            (turned, d_x, d_increments::<f32>(&d_angles, of))
         });
     }
 
     #[test]
     #[should_panic(expected = "126 angles are not [rows, H P] = [14, 6]")]
     fn heads_without_angles_panic() {
-        rotate(&mut [0.0; 14 * 23], HeadLayout { heads: 2, ..PLACE }, [&[0.0; 126] as &[f64]; 2], Turn::Forward);
+        rotated(&[0.0; 14 * 23], &[HeadLayout { heads: 2, ..PLACE }], [&[0.0; 126] as &[f64]; 2]);
     }
 }

@@ -1,19 +1,23 @@
-//! Queries and keys of packed rows, in place, turned by mixtures of rates, see [`FourierMap`](crate::forms::FourierMap).
+//! Queries and keys of packed rows turned by mixtures of rates, see [`FourierMap`](crate::forms::FourierMap).
 //!
 //! ```text
 //! c = cos(t f) C    s = sin(t f) S    for the first O pairs of each head; for the others c = 1, s = `sin_rest`
 //! (x1, x2)  ->  (x1 c - x2 s,  x2 c + x1 s)
 //! d_c = x1 d_y1 + x2 d_y2    d_s = x1 d_y2 - x2 d_y1    d_C = sum over rows of cos(t f)^T d_c    d_S likewise
 //! ```
+//!
+//! The mixtures of a head over the rows of a task are matrix products, and so are their gradients.
 
-use super::ROWS_PER_TASK;
 use super::heads::{HeadLayout, in_order};
-use crate::cpu::vectorized;
-use crate::tiles::workers::for_each_task;
+use super::rotary::rotate_pairs;
+use super::{ROWS_PER_TASK, append, changed};
+use crate::cpu::lanes::{Lanes, SimdKernel, run};
+use crate::tiles::microkernel::StoreMode;
+use crate::tiles::product::{SmallGemm, StridedMatrix};
 use crate::{Number, check_shape};
 
-/// Pairs that are mixed side by side.
-const PAIRS_AT_ONCE: usize = 16;
+/// A multiple of the lanes of every instruction set.
+const VECTOR: usize = 16;
 
 /// Where queries and keys lie in a row, and what they turn by.
 #[derive(Clone, Copy, Debug)]
@@ -52,149 +56,204 @@ impl<'a, T: Number> FourierRows<'a, T> {
         assert!(whole && cos.len() == tokens * rates, "angles of {tokens} tokens for {rows} rows");
     }
 
-    /// Numbers of a mixture.
-    fn learned(&self) -> usize {
-        self.mixtures[0].len()
+    /// C and S with rows of whole vectors, `[H, F, columns]`.
+    fn padded(&self) -> [Vec<T>; 2] {
+        let columns = self.columns();
+        self.mixtures.map(|from| {
+            let mut to = vec![T::ZERO; from.len() / self.mixed * columns];
+            to.chunks_exact_mut(columns).zip(from.chunks_exact(self.mixed)).for_each(|(to, from)| {
+                to[..self.mixed].copy_from_slice(from);
+            });
+            to
+        })
     }
 
-    /// Cosines and sines of the rates at a row's position.
-    #[inline(always)]
-    fn waves(&self, row: usize) -> [&'a [T]; 2] {
-        let at = row * self.rates % self.cos.len();
-        [self.cos, self.sin].map(|of| &of[at..][..self.rates])
+    /// Pairs with a mixture, rounded up to whole vectors.
+    fn columns(&self) -> usize {
+        self.mixed.next_multiple_of(VECTOR)
     }
 
-    /// Cosines and sines of all pairs, `[2, D/2]`, of which those without a mixture are set.
-    fn unmixed(&self) -> Vec<T> {
-        let pairs = self.places[0].head_dim / 2;
-        let mut turns = vec![T::ONE; 2 * pairs];
-        turns[pairs..].fill(self.sin_rest);
-        turns
+    fn pairs(&self) -> usize {
+        self.places[0].head_dim / 2
+    }
+}
+
+/// Some rows, and what they turn by.
+struct FourierTask<'a, T> {
+    by: FourierRows<'a, T>,
+    /// See [`FourierRows::padded`].
+    mixtures: [&'a [T]; 2],
+    /// Cosines and sines of the rates at the positions of the rows, `[rows, F]`.
+    waves: [Vec<T>; 2],
+    /// Cosines and sines of a head's pairs, `[rows, width]`.
+    turns: [Vec<T>; 2],
+    rows: usize,
+    width: usize,
+}
+
+impl<'a, T: Number> FourierTask<'a, T> {
+    /// Of the rows of so many values from the first on.
+    fn new(by: FourierRows<'a, T>, mixtures: &'a [Vec<T>; 2], first: usize, values: usize) -> FourierTask<'a, T> {
+        let rows = values / by.places[0].row;
+        let of_row = |row: usize| row * by.rates % by.cos.len();
+        let waves = [by.cos, by.sin];
+        let waves =
+            waves.map(|of| (first..first + rows).flat_map(|row| &of[of_row(row)..][..by.rates]).copied().collect());
+        let width = by.columns().max(by.pairs());
+        let turns = [T::ONE, by.sin_rest].map(|rest| vec![rest; rows * width]);
+        FourierTask { by, mixtures: mixtures.each_ref().map(|of| &of[..]), waves, turns, rows, width }
+    }
+
+    /// A head's part of the mixtures, or of their gradients.
+    fn of_head(&self, head: usize) -> std::ops::Range<usize> {
+        let size = self.by.rates * self.by.columns();
+        head * size..(head + 1) * size
     }
 
     /// Writes the cosines and sines of a head's mixed pairs.
     #[inline(always)]
-    fn mix(&self, waves: [&[T]; 2], head: usize, turns: &mut [T]) {
-        let (pairs, of_head) = (turns.len() / 2, self.rates * self.mixed);
-        for ((wave, mixture), turns) in waves.into_iter().zip(self.mixtures).zip(turns.chunks_exact_mut(pairs)) {
-            let mixture = &mixture[head * of_head..][..of_head];
-            let mut first = 0;
-            while first + PAIRS_AT_ONCE <= self.mixed {
-                let mut sums = [T::ZERO; PAIRS_AT_ONCE];
-                for (wave, row) in wave.iter().zip(mixture.chunks_exact(self.mixed)) {
-                    let row = row[first..].first_chunk::<PAIRS_AT_ONCE>().expect("whole pairs");
-                    for n in 0..PAIRS_AT_ONCE {
-                        sums[n] = wave.mul_add(row[n], sums[n]);
-                    }
-                }
-                turns[first..][..PAIRS_AT_ONCE].copy_from_slice(&sums);
-                first += PAIRS_AT_ONCE;
-            }
-            turns[first..self.mixed].fill(T::ZERO);
-            for (wave, row) in wave.iter().zip(mixture.chunks_exact(self.mixed)) {
-                for (sum, coefficient) in turns[first..self.mixed].iter_mut().zip(&row[first..]) {
-                    *sum = wave.mul_add(*coefficient, *sum);
-                }
+    fn mix<L: Lanes<Number = T>>(&mut self, lanes: L, head: usize) {
+        let (FourierRows { rates, mixed, sin_rest, .. }, columns) = (self.by, self.by.columns());
+        let of_head = self.of_head(head);
+        for (part, turns) in self.turns.iter_mut().enumerate() {
+            lanes.run(SmallGemm {
+                rows: self.rows,
+                inner: rates,
+                columns,
+                a: StridedMatrix::row_major(&self.waves[part], rates),
+                b: &self.mixtures[part][of_head.clone()],
+                b_stride: columns,
+                c: turns,
+                c_stride: self.width,
+                store: StoreMode::Overwrite,
+            });
+            let rest = [T::ONE, sin_rest][part];
+            turns.chunks_exact_mut(self.width).for_each(|turns| turns[mixed..columns].fill(rest));
+        }
+    }
+
+    /// Those of a row's pairs.
+    #[inline(always)]
+    fn turns(&self, row: usize) -> [&[T]; 2] {
+        self.turns.each_ref().map(|of| &of[row * self.width..][..self.by.pairs()])
+    }
+
+    /// The gradient in the mixtures of a head, given that in the cosines and sines of its pairs, `[rows, width]`.
+    #[inline(always)]
+    fn d_mixtures<L: Lanes<Number = T>>(&self, lanes: L, head: usize, d_turns: &[Vec<T>; 2], to: [&mut [T]; 2]) {
+        let (rates, columns) = (self.by.rates, self.by.columns());
+        for ((waves, d_turns), to) in self.waves.iter().zip(d_turns).zip(to) {
+            lanes.run(SmallGemm {
+                rows: rates,
+                inner: self.rows,
+                columns,
+                a: StridedMatrix::transposed(waves, rates),
+                b: d_turns,
+                b_stride: self.width,
+                c: &mut to[self.of_head(head)],
+                c_stride: columns,
+                store: StoreMode::Overwrite,
+            });
+        }
+    }
+}
+
+/// Rows with their queries and keys turned.
+///
+/// # Panics
+/// If a slice has the wrong size.
+pub fn rotated<T: Number>(x: &[T], by: FourierRows<'_, T>) -> Vec<T> {
+    by.check(x.len());
+    let mixtures = by.padded();
+    changed(x, by.places[0].row, |task, x| {
+        let task = FourierTask::new(by, &mixtures, task * ROWS_PER_TASK, x.len());
+        run(RotateRows { task, x });
+    })
+}
+
+/// The gradients in the rows before they turned, in C and in S, given those rows and the gradient in them after.
+///
+/// # Panics
+/// If a slice has the wrong size.
+pub fn backward<T: Number>(x: &[T], d_y: &[T], by: FourierRows<'_, T>) -> [Vec<T>; 3] {
+    by.check(x.len());
+    check_shape!(d_y, all = x.len());
+    let (piece, mixtures) = (ROWS_PER_TASK * by.places[0].row, by.padded());
+    let learned = 2 * mixtures[0].len();
+    let mut partial = vec![T::ZERO; x.len().div_ceil(piece) * learned];
+    let mut d_x = Vec::new();
+    let tasks = x.chunks(piece).zip(d_y.chunks(piece)).zip(partial.chunks_mut(learned));
+    append(&mut d_x, x.len(), piece, tasks, |task, d_rows, ((x, d_y), d_mixtures)| {
+        d_rows.copy_from_slice(d_y);
+        let task = FourierTask::new(by, &mixtures, task * ROWS_PER_TASK, x.len());
+        run(RotateRowsBackward { task, x, d_rows, d_mixtures });
+    });
+    let sums = in_order(&partial, learned);
+    let [d_cos, d_sin] = [0, 1].map(|part| {
+        let rows = sums[part * learned / 2..][..learned / 2].chunks_exact(by.columns());
+        rows.flat_map(|row| &row[..by.mixed]).copied().collect()
+    });
+    [d_x, d_cos, d_sin]
+}
+
+/// Turns the rows of a task.
+struct RotateRows<'a, T> {
+    task: FourierTask<'a, T>,
+    x: &'a mut [T],
+}
+
+impl<T: Number> SimdKernel<T> for RotateRows<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes<Number = T>>(self, lanes: L) {
+        let RotateRows { mut task, x } = self;
+        let places = task.by.places;
+        for head in 0..places[0].heads {
+            task.mix(lanes, head);
+            for (row, x) in x.chunks_exact_mut(places[0].row).enumerate() {
+                places.iter().for_each(|place| rotate_pairs(place.head_mut(x, head), task.turns(row), T::ONE));
             }
         }
     }
 }
 
-/// Turns the queries and keys of rows.
-///
-/// # Panics
-/// If a slice has the wrong size.
-pub fn rotate<T: Number>(x: &mut [T], by: FourierRows<'_, T>) {
-    by.check(x.len());
-    for_each_task(x.chunks_mut(ROWS_PER_TASK * by.places[0].row), |task, x| {
-        rotate_rows(x, by, task * ROWS_PER_TASK, &mut by.unmixed());
-    });
+/// Turns the gradient in the rows of a task back, and writes its gradients in C and S.
+struct RotateRowsBackward<'a, T> {
+    task: FourierTask<'a, T>,
+    x: &'a [T],
+    d_rows: &'a mut [T],
+    d_mixtures: &'a mut [T],
 }
 
-/// The gradients in C and S, given the rows before they turned and the gradient in them after, which becomes that before.
-///
-/// # Panics
-/// If a slice has the wrong size.
-pub fn backward<T: Number>(x: &[T], d_rows: &mut [T], by: FourierRows<'_, T>) -> [Vec<T>; 2] {
-    by.check(x.len());
-    check_shape!(d_rows, all = x.len());
-    let (piece, learned) = (ROWS_PER_TASK * by.places[0].row, by.learned());
-    let mut partial = vec![T::ZERO; x.len().div_ceil(piece) * 2 * learned];
-    let tasks = d_rows.chunks_mut(piece).zip(x.chunks(piece)).zip(partial.chunks_mut(2 * learned));
-    for_each_task(tasks, |task, ((d_rows, x), d_mixtures)| {
-        rotate_rows_backward(x, d_rows, by, task * ROWS_PER_TASK, &mut by.unmixed(), d_mixtures);
-    });
-    let mut d_cos = in_order(&partial, 2 * learned);
-    let d_sin = d_cos.split_off(learned);
-    [d_cos, d_sin]
-}
+impl<T: Number> SimdKernel<T> for RotateRowsBackward<'_, T> {
+    type Output = ();
 
-vectorized! {
-    /// [`rotate`] of the rows from this one on, by one thread.
-    fn rotate_rows(x: &mut [T], by: FourierRows<'_, T>, first: usize, turns: &mut [T]) {
-        let pairs = turns.len() / 2;
-        for (row, x) in x.chunks_exact_mut(by.places[0].row).enumerate() {
-            let waves = by.waves(first + row);
-            for head in 0..by.places[0].heads {
-                by.mix(waves, head, turns);
-                let (cos, sin) = turns.split_at(pairs);
-                for place in by.places {
-                    let (low, high) = place.head_mut(x, head).split_at_mut(pairs);
-                    for n in 0..pairs {
-                        let (a, b) = (low[n], high[n]);
-                        low[n] = a * cos[n] - b * sin[n];
-                        high[n] = b * cos[n] + a * sin[n];
-                    }
-                }
-            }
-        }
-    }
-}
-
-vectorized! {
-    /// [`backward`] of the rows from this one on, by one thread; adds to the gradients in C and S.
-    fn rotate_rows_backward(
-        x: &[T],
-        d_rows: &mut [T],
-        by: FourierRows<'_, T>,
-        first: usize,
-        turns: &mut [T],
-        d_mixtures: &mut [T],
-    ) {
-        let (pairs, mixed, of_head) = (turns.len() / 2, by.mixed, by.rates * by.mixed);
-        let mut d_turns = vec![T::ZERO; 2 * mixed];
-        let rows = x.chunks_exact(by.places[0].row).zip(d_rows.chunks_exact_mut(by.places[0].row));
-        for (row, (x, d_rows)) in rows.enumerate() {
-            let waves = by.waves(first + row);
-            for head in 0..by.places[0].heads {
-                by.mix(waves, head, turns);
-                let (cos, sin) = turns.split_at(pairs);
-                let (d_cos, d_sin) = d_turns.split_at_mut(mixed);
+    #[inline(always)]
+    fn run<L: Lanes<Number = T>>(self, lanes: L) {
+        let RotateRowsBackward { mut task, x, d_rows, d_mixtures } = self;
+        let (places, mixed, width) = (task.by.places, task.by.mixed, task.width);
+        let (d_c, d_s) = d_mixtures.split_at_mut(d_mixtures.len() / 2);
+        let mut d_turns = [(); 2].map(|()| vec![T::ZERO; task.rows * width]);
+        for head in 0..places[0].heads {
+            task.mix(lanes, head);
+            let rows = x.chunks_exact(places[0].row).zip(d_rows.chunks_exact_mut(places[0].row));
+            for (row, (x, d_rows)) in rows.enumerate() {
+                let [d_cos, d_sin] = d_turns.each_mut().map(|of| &mut of[row * width..][..mixed]);
                 d_cos.fill(T::ZERO);
                 d_sin.fill(T::ZERO);
-                for place in by.places {
-                    let (x1, x2) = place.head(x, head).split_at(pairs);
-                    let (d1, d2) = place.head_mut(d_rows, head).split_at_mut(pairs);
-                    for n in 0..mixed {
-                        d_cos[n] += x1[n] * d1[n] + x2[n] * d2[n];
-                        d_sin[n] += x1[n] * d2[n] - x2[n] * d1[n];
+                for place in places {
+                    let (x, d) = (place.head(x, head), place.head_mut(d_rows, head));
+                    let [(x1, x2), (d1, d2)] = [x, &*d].map(|of| of.split_at(place.head_dim / 2));
+                    let of_turns = d_cos.iter_mut().zip(&mut *d_sin);
+                    for (((((d_cos, d_sin), x1), x2), d1), d2) in of_turns.zip(x1).zip(x2).zip(d1).zip(d2) {
+                        *d_cos += *x1 * *d1 + *x2 * *d2;
+                        *d_sin += *x1 * *d2 - *x2 * *d1;
                     }
-                    for n in 0..pairs {
-                        let (a, b) = (d1[n], d2[n]);
-                        d1[n] = a * cos[n] + b * sin[n];
-                        d2[n] = b * cos[n] - a * sin[n];
-                    }
-                }
-                let d_mixtures = d_mixtures.chunks_exact_mut(by.learned());
-                for ((wave, d_turns), d_mixture) in waves.into_iter().zip([&*d_cos, &*d_sin]).zip(d_mixtures) {
-                    let d_mixture = &mut d_mixture[head * of_head..][..of_head];
-                    for (wave, to) in wave.iter().zip(d_mixture.chunks_exact_mut(mixed)) {
-                        for (to, d_turn) in to.iter_mut().zip(d_turns) {
-                            *to = wave.mul_add(*d_turn, *to);
-                        }
-                    }
+                    rotate_pairs(d, task.turns(row), -T::ONE);
                 }
             }
+            task.d_mixtures(lanes, head, &d_turns, [&mut *d_c, &mut *d_s]);
         }
     }
 }
@@ -238,9 +297,7 @@ mod tests {
         }
 
         fn rotated(&self, x: &[f64], [c, s]: [&[f64]; 2]) -> Vec<f64> {
-            let mut y = x.to_vec();
-            rotate(&mut y, self.by([&self.waves[0], &self.waves[1]], [c, s]));
-            y
+            rotated(x, self.by([&self.waves[0], &self.waves[1]], [c, s]))
         }
     }
 
@@ -270,8 +327,7 @@ mod tests {
             let up = random(y.len(), 4);
             let loss =
                 |x: &[f64], of: [&[f64]; 2]| call.rotated(x, of).iter().zip(&up).map(|(y, up)| y * up).sum::<f64>();
-            let mut d_x = up.clone();
-            let [d_c, d_s] = backward(&call.x, &mut d_x, call.by([&call.waves[0], &call.waves[1]], [c, s]));
+            let [d_x, d_c, d_s] = backward(&call.x, &up, call.by([&call.waves[0], &call.waves[1]], [c, s]));
             assert_gradient("x", &call.x, &d_x, |x| loss(x, [c, s]));
             assert_gradient("C", c, &d_c, |c| loss(&call.x, [c, s]));
             assert_gradient("S", s, &d_s, |s| loss(&call.x, [c, s]));
@@ -283,19 +339,20 @@ mod tests {
         let call = call(70, 17);
         let [x, cos, sin, c, s] = [&call.x, &call.waves[0], &call.waves[1], &call.mixtures[0], &call.mixtures[1]]
             .map(|values| single(values));
-        let run = || {
-            let (by, mut y, mut d_x) = (call.by([&cos[..], &sin], [&c[..], &s]), x.clone(), x.clone());
-            rotate(&mut y, by);
-            let [d_c, d_s] = backward(&x, &mut d_x, by);
-            [y, d_x, d_c, d_s]
+        let both = || {
+            let by = call.by([&cos[..], &sin], [&c[..], &s]);
+            let [d_x, d_c, d_s] = backward(&x, &x, by);
+            [rotated(&x, by), d_x, d_c, d_s]
         };
-        assert_same_at_any_threads(run);
+        assert_same_at_any_threads(both);
         // by this thread, which alone has the set
         let on_each = on_every_set(|| {
             let by = call.by([&cos[..], &sin], [&c[..], &s]);
-            let (mut y, mut d_x, mut d_mixtures) = (x.clone(), x.clone(), vec![0.0; 2 * c.len()]);
-            rotate_rows(&mut y, by, 0, &mut by.unmixed());
-            rotate_rows_backward(&x, &mut d_x, by, 0, &mut by.unmixed(), &mut d_mixtures);
+            let mixtures = by.padded();
+            let (mut y, mut d_x, mut d_mixtures) = (x.clone(), x.clone(), vec![0.0; 2 * mixtures[0].len()]);
+            let task = || FourierTask::new(by, &mixtures, 0, x.len());
+            run(RotateRows { task: task(), x: &mut y });
+            run(RotateRowsBackward { task: task(), x: &x, d_rows: &mut d_x, d_mixtures: &mut d_mixtures });
             [y, d_x, d_mixtures]
         });
         for (got, want) in on_each.iter().flat_map(|of| of.iter().flatten().zip(on_each[0].iter().flatten())) {
@@ -309,6 +366,6 @@ mod tests {
     fn angles_of_other_sequences_are_refused() {
         let call = call(8, 2);
         let by = call.by([&call.waves[0][..], &call.waves[1]], [&call.mixtures[0][..], &call.mixtures[1]]);
-        rotate(&mut call.x[48..].to_vec(), by);
+        rotated(&call.x[48..], by);
     }
 }

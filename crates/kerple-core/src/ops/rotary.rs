@@ -76,11 +76,8 @@ pub fn rotate<T: Number>(x: &mut [T], strides: Strides, sizes: Rotated, angles: 
     x.par_chunks_mut(per_batch.max(sequence_len)).take(batch).for_each(|sequence| {
         let outer_rows = sequence.par_chunks_mut(outer.1.max(outer_len)).take(outer.0).enumerate();
         outer_rows.with_min_len(FEWEST_ROWS_PER_TASK).for_each(|(i, data)| {
-            for j in 0..inner.0 {
-                let position = if by_row { i } else { j };
-                let angles = position * pairs..(position + 1) * pairs;
-                rotate_row(&mut data[j * inner.1..][..2 * pairs], &cos[angles.clone()], &sin[angles], turn);
-            }
+            let (first, step) = if by_row { (i * pairs, 0) } else { (0, pairs) };
+            rotate_rows(data, inner.0, inner.1, &cos[first..], &sin[first..], pairs, step, turn);
         });
     });
 }
@@ -97,14 +94,25 @@ fn check_layout(len: usize, axes: &[(usize, usize)], width: usize) {
 }
 
 vectorized! {
-    pub(super) fn rotate_row(x: &mut [T], cos: &[T], sin: &[T], turn: Turn) {
+    /// Rotates rows a stride apart, each by angles a step after those of the row before.
+    #[allow(clippy::too_many_arguments, reason = "a loop alone, so that the instruction set is chosen once")]
+    pub(super) fn rotate_rows(x: &mut [T], rows: usize, stride: usize, cos: &[T], sin: &[T], pairs: usize, step: usize, turn: Turn) {
         let sign = if turn == Turn::Forward { T::ONE } else { -T::ONE };
-        let (low, high) = x.split_at_mut(cos.len());
-        for (((low, high), cos), sin) in low.iter_mut().zip(high).zip(cos).zip(sin) {
-            let (a, b, sin) = (*low, *high, *sin * sign);
-            *low = a * *cos - b * sin;
-            *high = b * *cos + a * sin;
+        for row in 0..rows {
+            let at = row * step;
+            rotate_pairs(&mut x[row * stride..][..2 * pairs], [&cos[at..][..pairs], &sin[at..][..pairs]], sign);
         }
+    }
+}
+
+/// Turns the pairs of a row; the sign is that of the angles.
+#[inline(always)]
+pub(super) fn rotate_pairs<T: Number>(row: &mut [T], [cos, sin]: [&[T]; 2], sign: T) {
+    let (low, high) = row.split_at_mut(cos.len());
+    for (((low, high), cos), sin) in low.iter_mut().zip(high).zip(cos).zip(sin) {
+        let (a, b, sin) = (*low, *high, *sin * sign);
+        *low = a * *cos - b * sin;
+        *high = b * *cos + a * sin;
     }
 }
 

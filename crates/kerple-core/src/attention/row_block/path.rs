@@ -15,7 +15,7 @@
 
 use super::{KEYS, RowBlockInputs, RowBlockTile, first_row};
 use crate::Number;
-use crate::attention::{AttentionDims, PathBias, ViewMut};
+use crate::attention::{PathBias, ViewMut};
 use crate::cpu::lanes::{Lanes, SimdKernel};
 use crate::tiles::microkernel::StoreMode;
 use crate::tiles::product::{SmallGemm, StridedMatrix};
