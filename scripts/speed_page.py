@@ -31,6 +31,7 @@ class Turn(NamedTuple):
 FASTER = "How many times faster kerple is than PyTorch"
 PYTHON = "How many times faster `kerple.torch` is than PyTorch"
 COST = "How long other scores and weights take, as a multiple of KERPLE-log, at 2048 tokens"
+MAPS = "How long changes of queries and keys take, as a share of attention with KERPLE-log, at 2048 tokens"
 DECODING = "How long one query after cached keys takes, with a cold cache, as a multiple of one with a fixed bias"
 TRAINING = "How long a training step takes, as a multiple of one with KERPLE-log"
 WINDOWS = "Time per token under a window, as a multiple of L = 16384"
@@ -122,6 +123,17 @@ def cost_of_steps(together=3):
         yield Turn([Row(TRAINING, work) for work in asked], lambda narrow, asked=asked: measure(narrow, asked))
 
 
+def cost_of_maps():
+    kinds = ("rotary", "selective_rope", "fope")
+
+    def measure(narrow):
+        picks = [dict(bias=bias) for bias in ("learned", *kinds)]
+        attention, *maps = (row["median_ms"] for row in bench_rows("maps", *compare_torch.simd(narrow), picks=picks, repeats=9))
+        return [one / attention for one in maps]
+
+    yield Turn([Row(MAPS, f"`{kind}`, forward and backward") for kind in kinds], measure)
+
+
 def cost_of_decoding():
     def measure(narrow, length):
         picks = [dict(bias=bias) for bias in ("inkling", "fixed")]
@@ -167,6 +179,7 @@ def turns():
     yield from against_torch()
     yield from from_python()
     yield from cost_of_scores()
+    yield from cost_of_maps()
     yield from cost_of_decoding()
     yield from cost_of_steps()
     yield from windows()
@@ -174,7 +187,7 @@ def turns():
 
 
 def cell(table, values):
-    show = (lambda x: f"{100 * x:.0f} %") if table == SHARE else (lambda x: f"{x:.2f}" if x < 10 else f"{x:.1f}")
+    show = (lambda x: f"{100 * x:.{0 if table == SHARE else 1}f} %") if table in (SHARE, MAPS) else (lambda x: f"{x:.2f}" if x < 10 else f"{x:.1f}")
     middle = show(statistics.median(values))
     return middle if len(values) == 1 else f"{middle} ({show(min(values))} .. {show(max(values))})"
 

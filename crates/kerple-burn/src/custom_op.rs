@@ -41,11 +41,30 @@ pub trait CustomOp: Debug + Send + Sync + 'static {
         panic!("{self:?} is for GPUs alone")
     }
 
+    /// The same where the first input becomes the output.
+    fn in_place(&self) -> Option<&dyn InPlaceOp> {
+        None
+    }
+
     /// The same on GPUs, where it is written for them.
     #[cfg(feature = "cube")]
     fn on_gpu(&self) -> Option<&dyn GpuOp> {
         None
     }
+}
+
+/// An operation whose first input becomes its output. Neither it nor the gradient in it is copied where nobody else has it.
+pub trait InPlaceOp {
+    /// Changes the first input; what the backward needs besides the inputs, the first of which is the output then.
+    fn forward(&self, inputs: &mut [HostArray]) -> SavedForBackward;
+
+    /// Makes of the gradient in the output that in the first input; the gradients in the others, as from [`CustomOp::backward`].
+    fn backward(
+        &self,
+        d_rows: &mut HostArray,
+        inputs: &[HostArray],
+        saved: &SavedForBackward,
+    ) -> Vec<Option<HostArray>>;
 }
 
 /// Result of [`CustomOp::forward`], with arrays of the operation's backend.
@@ -64,6 +83,14 @@ impl SavedForBackward {
     /// Keeps a value.
     pub fn new(value: impl Any + Send + Sync) -> SavedForBackward {
         SavedForBackward(Arc::new(value))
+    }
+
+    /// What is kept.
+    ///
+    /// # Panics
+    /// When that is another type.
+    pub fn get<T: 'static>(&self) -> &T {
+        self.0.downcast_ref().expect("an operation reads what it saved")
     }
 
     /// Keeps nothing.
@@ -95,7 +122,7 @@ impl<A> BackwardContext<'_, A> {
     /// # Panics
     /// When it saved another type.
     pub fn saved<T: 'static>(&self) -> &T {
-        self.saved.0.downcast_ref().expect("an operation reads what it saved")
+        self.saved.get()
     }
 }
 
@@ -113,8 +140,8 @@ pub trait OpBackend: Backend {
     /// The tensor of an array.
     fn tensor(array: Self::Array) -> FloatTensor<Self>;
 
-    /// See [`CustomOp::forward`].
-    fn forward(op: &dyn CustomOp, inputs: &[Self::Array], tracked: bool) -> OpOutput<Self::Array>;
+    /// See [`CustomOp::forward`] and [`InPlaceOp`].
+    fn forward(op: &dyn CustomOp, inputs: &mut [Self::Array], tracked: bool) -> OpOutput<Self::Array>;
 
     /// Inputs as they are kept for the backward.
     fn kept_for_backward(_op: &dyn CustomOp, inputs: Vec<Self::Array>) -> Vec<Self::Array> {
@@ -123,6 +150,16 @@ pub trait OpBackend: Backend {
 
     /// See [`CustomOp::backward`].
     fn backward(op: &dyn CustomOp, ctx: &BackwardContext<Self::Array>) -> Vec<Option<Self::Array>>;
+
+    /// The same of an operation that may be an [`InPlaceOp`].
+    fn backward_of(
+        op: &dyn CustomOp,
+        d_output: Self::Array,
+        (inputs, saved): (&[Self::Array], &SavedForBackward),
+        wanted: &[bool],
+    ) -> Vec<Option<Self::Array>> {
+        Self::backward(op, &BackwardContext { inputs, saved, d_output: &d_output, wanted })
+    }
 }
 
 impl OpBackend for Flex {
@@ -136,12 +173,27 @@ impl OpBackend for Flex {
         array.into_tensor()
     }
 
-    fn forward(op: &dyn CustomOp, inputs: &[HostArray], tracked: bool) -> OpOutput {
-        op.forward(inputs, tracked)
+    fn forward(op: &dyn CustomOp, inputs: &mut [HostArray], tracked: bool) -> OpOutput {
+        let Some(in_place) = op.in_place() else { return op.forward(inputs, tracked) };
+        let saved = in_place.forward(inputs);
+        OpOutput { output: inputs[0].clone(), saved }
     }
 
     fn backward(op: &dyn CustomOp, ctx: &BackwardContext) -> Vec<Option<HostArray>> {
         op.backward(ctx)
+    }
+
+    fn backward_of(
+        op: &dyn CustomOp,
+        mut d_output: HostArray,
+        (inputs, saved): (&[HostArray], &SavedForBackward),
+        wanted: &[bool],
+    ) -> Vec<Option<HostArray>> {
+        let Some(in_place) = op.in_place() else {
+            return op.backward(&BackwardContext { inputs, saved, d_output: &d_output, wanted });
+        };
+        let others = in_place.backward(&mut d_output, inputs, saved);
+        [Some(d_output)].into_iter().chain(others).collect()
     }
 }
 
@@ -162,8 +214,8 @@ impl<B: OpBackend, const N: usize> Backward<B, N> for CustomOpBackward {
         let d_output = B::array(grads.consume::<B>(&ops.node));
         let TapeState { op, inputs, saved } = ops.state;
         let wanted: Vec<bool> = ops.parents.iter().take(inputs.len()).map(Option::is_some).collect();
-        let ctx = BackwardContext { inputs: &inputs, saved: &saved, d_output: &d_output, wanted: &wanted };
-        for (parent, gradient) in ops.parents.into_iter().zip(B::backward(&*op, &ctx)) {
+        let gradients = B::backward_of(&*op, d_output, (&inputs, &saved), &wanted);
+        for (parent, gradient) in ops.parents.into_iter().zip(gradients) {
             if let (Some(parent), Some(gradient)) = (parent, gradient) {
                 grads.register::<B>(parent.id, B::tensor(gradient));
             }
@@ -177,20 +229,22 @@ fn track<B: OpBackend, C: CheckpointStrategy, const N: usize>(
     op: CustomOpRef,
 ) -> FloatTensor<Autodiff<B>> {
     let nodes = inputs.each_ref().map(|input| input.node());
-    let inputs: Vec<B::Array> = inputs.into_iter().take(count).map(|input| B::array(input.into_primitive())).collect();
+    let mut inputs: Vec<B::Array> =
+        inputs.into_iter().take(count).map(|input| B::array(input.into_primitive())).collect();
     match Backward::<B, N>::prepare::<C>(CustomOpBackward, nodes).compute_bound().stateful() {
         OpsKind::Tracked(prep) => {
-            let OpOutput { output, saved } = B::forward(&*op, &inputs, true);
+            let OpOutput { output, saved } = B::forward(&*op, &mut inputs, true);
             let inputs = B::kept_for_backward(&*op, inputs);
             prep.finish(TapeState { op, inputs, saved }, B::tensor(output))
         }
-        OpsKind::UnTracked(prep) => prep.finish(B::tensor(B::forward(&*op, &inputs, false).output)),
+        OpsKind::UnTracked(prep) => prep.finish(B::tensor(B::forward(&*op, &mut inputs, false).output)),
     }
 }
 
 fn run<B: OpBackend>(inputs: Vec<FloatTensor<B>>, count: usize, op: &CustomOpRef) -> FloatTensor<B> {
-    let inputs: Vec<B::Array> = inputs.into_iter().take(count).map(B::array).collect();
-    B::tensor(B::forward(&**op, &inputs, false).output)
+    let mut inputs: Vec<B::Array> = inputs.into_iter().take(count).map(B::array).collect();
+    let OpOutput { output, .. } = B::forward(&**op, &mut inputs, false);
+    B::tensor(output)
 }
 
 /// Burn's extension mechanism wants one method for each number of tensors. They take long to compile, so there are few, and `dispatch`

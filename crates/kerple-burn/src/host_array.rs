@@ -37,6 +37,15 @@ impl HostArray {
         self.0.as_slice().unwrap_or_else(|| panic!("expected an array of {:?}, got {found:?}", T::dtype()))
     }
 
+    /// The same to change them: a copy where others share them.
+    ///
+    /// # Panics
+    /// As [`HostArray::slice`].
+    pub fn slice_mut<T: Element + Pod>(&mut self) -> &mut [T] {
+        let (start, end) = self.0.layout().contiguous_offsets().expect("the array is contiguous");
+        &mut self.0.storage_mut()[start..end]
+    }
+
     /// The values in row-major order, which may be held as `bf16`.
     ///
     /// # Panics

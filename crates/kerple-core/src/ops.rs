@@ -64,15 +64,5 @@ fn append<T: Copy + Default + Send, I: Send>(
     unsafe { to.set_len(to.len() + len) }
 }
 
-/// Copies of rows, each task's share changed while it is in the cache.
-fn changed<T: Number>(rows: &[T], row: usize, change: impl Fn(usize, &mut [T]) + Sync + Send) -> Vec<T> {
-    let (mut to, piece) = (Vec::new(), ROWS_PER_TASK * row);
-    append(&mut to, rows.len(), piece, rows.chunks(piece), |task, to, from| {
-        to.copy_from_slice(from);
-        change(task, to);
-    });
-    to
-}
-
 /// Rows a task of a row-wise operation takes.
 const ROWS_PER_TASK: usize = 64;

@@ -38,7 +38,7 @@ impl OpBackend for Cube {
         array
     }
 
-    fn forward(op: &dyn CustomOp, inputs: &[CubeTensor], tracked: bool) -> OpOutput<CubeTensor> {
+    fn forward(op: &dyn CustomOp, inputs: &mut [CubeTensor], tracked: bool) -> OpOutput<CubeTensor> {
         face(op).forward(inputs, tracked)
     }
 

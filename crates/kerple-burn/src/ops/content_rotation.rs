@@ -10,7 +10,7 @@ use super::{LinearTensors, linear, short_conv};
 use crate::attention_context::{
     AngleProjection, AttentionContext, AttentionMask, IncrementProjection, ProjectedIncrements,
 };
-use crate::custom_op::{BackwardContext, CustomOp, FloatElement, InputGrads, OpInputs, OpOutput, SavedForBackward};
+use crate::custom_op::{CustomOp, FloatElement, InPlaceOp, OpInputs, SavedForBackward};
 use crate::heads::Heads;
 use crate::host_array::HostArray;
 use crate::implementation::{DeviceKind, Impl};
@@ -200,30 +200,43 @@ impl ContentRotationOp {
         [q, k].map(|start| HeadLayout { row: self.heads.packed(), start, stride: strides.head, heads, head_dim })
     }
 
-    fn forward<T: FloatElement>(&self, inputs: &[HostArray]) -> OpOutput {
+    fn forward<T: FloatElement>(&self, inputs: &mut [HostArray]) -> SavedForBackward {
         let of = self.increments(inputs);
         let [cos, sin] = core::cos_sin::<T>(inputs[1].slice(), of, &mut vec![0.0; of.batch * of.width]);
-        let rows = core::rotated(inputs[0].slice(), &self.places(), [&cos, &sin]);
-        OpOutput { output: HostArray::from_vec(rows, inputs[0].shape()), saved: SavedForBackward::new([cos, sin]) }
+        core::rotate(inputs[0].slice_mut(), &self.places(), [&cos, &sin]);
+        SavedForBackward::new([cos, sin])
     }
 
-    fn backward<T: FloatElement>(&self, ctx: &BackwardContext) -> Vec<Option<HostArray>> {
-        let ([cos, sin], of) = (ctx.saved::<[Vec<T>; 2]>(), self.increments(ctx.inputs));
-        let rows = [&ctx.inputs[0], ctx.d_output].map(HostArray::slice);
-        let (d_rows, d_angles) = core::backward(rows, &self.places(), [cos, sin]);
-        let mut found = InputGrads::new(ctx.inputs);
-        found.put(0, d_rows);
-        found.put(1, core::d_increments::<T>(&d_angles, of));
-        found.finish()
+    /// The gradient in the increments.
+    fn backward<T: FloatElement>(
+        &self,
+        d_rows: &mut HostArray,
+        inputs: &[HostArray],
+        saved: &SavedForBackward,
+    ) -> HostArray {
+        let [cos, sin] = saved.get::<[Vec<T>; 2]>();
+        let d_angles = core::backward(inputs[0].slice(), d_rows.slice_mut(), &self.places(), [cos, sin]);
+        HostArray::from_vec(core::d_increments::<T>(&d_angles, self.increments(inputs)), inputs[1].shape())
     }
 }
 
 impl CustomOp for ContentRotationOp {
-    fn forward(&self, inputs: &[HostArray], _tracked: bool) -> OpOutput {
+    fn in_place(&self) -> Option<&dyn InPlaceOp> {
+        Some(self)
+    }
+}
+
+impl InPlaceOp for ContentRotationOp {
+    fn forward(&self, inputs: &mut [HostArray]) -> SavedForBackward {
         with_element!(inputs[0], T => ContentRotationOp::forward::<T>(self, inputs))
     }
 
-    fn backward(&self, ctx: &BackwardContext) -> Vec<Option<HostArray>> {
-        with_element!(ctx.inputs[0], T => ContentRotationOp::backward::<T>(self, ctx))
+    fn backward(
+        &self,
+        d_rows: &mut HostArray,
+        inputs: &[HostArray],
+        saved: &SavedForBackward,
+    ) -> Vec<Option<HostArray>> {
+        vec![Some(with_element!(inputs[0], T => ContentRotationOp::backward::<T>(self, d_rows, inputs, saved)))]
     }
 }

@@ -122,7 +122,12 @@ impl PackedRows {
                 let PackedRows { sizes, len, x, d_x, angles, .. } = self;
                 rotate([x, d_x], *len, *sizes, angles);
             }
-            _ => drop(self.mapped(work)),
+            "selective_rope" => {
+                let (mut x, mut d_x) = (std::mem::take(&mut self.x), std::mem::take(&mut self.d_x));
+                self.selective_rope([&mut x, &mut d_x]);
+                (self.x, self.d_x) = (x, d_x);
+            }
+            _ => drop(self.fope()),
         }
     }
 
@@ -134,7 +139,11 @@ impl PackedRows {
                 rotate(rows.each_mut().map(|rows| &mut rows[..]), self.len, self.sizes, &self.angles);
                 rows
             }
-            "selective_rope" => self.selective_rope(),
+            "selective_rope" => {
+                let mut rows = [self.x.clone(), self.d_x.clone()];
+                self.selective_rope(rows.each_mut().map(|rows| &mut rows[..]));
+                rows
+            }
             _ => self.fope(),
         }
     }
@@ -173,15 +182,15 @@ impl PackedRows {
         attention::backward(&problem, saved, gradients);
     }
 
-    fn selective_rope(&self) -> [Vec<f32>; 2] {
+    /// Returns the gradient in the increments.
+    fn selective_rope(&self, [x, d_x]: [&mut [f32]; 2]) -> Vec<f32> {
         let TimedSizes { batch, heads, head_dim, .. } = self.sizes;
         let (places, width) = (self.places(), heads * head_dim / 2);
         let of = Increments { batch, len: self.len, width, positions: &[] };
         let [cos, sin] = content_rotation::cos_sin(&self.increments, of, &mut vec![0.0; batch * width]);
-        let x = content_rotation::rotated(&self.x, &places, [&cos, &sin]);
-        let (d_x, d_angles) = content_rotation::backward([&self.x, &self.d_x], &places, [&cos, &sin]);
-        content_rotation::d_increments::<f32>(&d_angles, of);
-        [x, d_x]
+        content_rotation::rotate(x, &places, [&cos, &sin]);
+        let d_angles = content_rotation::backward(x, d_x, &places, [&cos, &sin]);
+        content_rotation::d_increments(&d_angles, of)
     }
 
     fn fope(&self) -> [Vec<f32>; 2] {

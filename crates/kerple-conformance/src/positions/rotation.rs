@@ -16,7 +16,7 @@ use kerple_burn::ops::content_rotation::by_increments;
 use kerple_core::Number;
 use kerple_core::attention::AttentionDims;
 use kerple_core::encoding::{Emulate, rotary::RotaryConfig};
-use kerple_core::ops::content_rotation::{Increments, backward, cos_sin, d_increments, rotated};
+use kerple_core::ops::content_rotation::{Increments, backward, cos_sin, d_increments, rotate};
 use kerple_core::ops::heads::HeadLayout;
 use std::collections::BTreeMap;
 
@@ -250,17 +250,19 @@ impl OnEngines for TurningLayer {
         let [cos, sin] = cos_sin(&cast::<T>(increments), of, &mut vec![0.0; batch * of.width]);
         let by_token = |x: &[f64]| cast::<T>(&turned(x, [heads, keys, head_dim]));
         let by_head = |x: Vec<T>| turned(&to_f64(x), [keys, heads, head_dim]);
-        let rows = [by_token(&as_many_as_keys(&layer.q, dims)), by_token(&layer.k)];
-        let [q, k] = rows.each_ref().map(|rows| by_head(rotated(rows, &[place], [&cos, &sin])));
+        let mut rows = [by_token(&as_many_as_keys(&layer.q, dims)), by_token(&layer.k)];
+        rows.iter_mut().for_each(|rows| rotate(rows, &[place], [&cos, &sin]));
+        let [q, k] = rows.each_ref().map(|rows| by_head(rows.clone()));
         let output = WallLayer { q: of_queries(&q, dims), k, ..layer.clone() }.slices::<T>(fused);
         let mut d_angles = vec![0.0; increments.len()];
         let d_rows = [by_token(&as_many_as_keys(&output.d_q, dims)), by_token(&output.d_k)];
-        let mut back = |rows: &[T], d_rows: &[T]| {
-            let (d_x, own) = backward([rows, d_rows], &[place], [&cos, &sin]);
+        let mut back = |rows: &[T], mut d_rows: Vec<T>| {
+            let own = backward(rows, &mut d_rows, &[place], [&cos, &sin]);
             d_angles.iter_mut().zip(own).for_each(|(sum, own)| *sum += own);
-            by_head(d_x)
+            by_head(d_rows)
         };
-        let (d_q, d_k) = (back(&rows[0], &d_rows[0]), back(&rows[1], &d_rows[1]));
+        let [of_q, of_k] = d_rows;
+        let (d_q, d_k) = (back(&rows[0], of_q), back(&rows[1], of_k));
         let d_increments = to_f64(d_increments::<T>(&d_angles, of));
         Turned { output: WallOutput { d_q: of_queries(&d_q, dims), d_k, ..output }, d_increments }
     }

@@ -1,20 +1,20 @@
-//! Rotations of packed rows by angles that the content sets: each token adds increments to the angles of all pairs of
+//! Rotations by angles that the content sets, in place on packed rows: each token adds increments to the angles of all pairs of
 //! all heads.
 //!
 //! ```text
 //! angle[t] = sum over n <= t of increment[n]        pairs as in [`rotary`](super::rotary)
-//! d_angle[t] = sum over what turns of x[t] * d_x[t]        a * b = a1 b2 - a2 b1, of the pair before it turns
+//! d_angle[t] = sum over what turns of y[t] * d_y[t]        a * b = a1 b2 - a2 b1, of the pair after it has turned, or before
 //! d_increment[t] = sum over n >= t of d_angle[n]
 //! ```
 //!
 //! Sums are f64 and counted in turns, whole turns left out, so that angles are as exact at a million tokens as at ten.
 
+use super::ROWS_PER_TASK;
 use super::heads::HeadLayout;
 use super::rotary::{Turn, rotate_rows};
-use super::{ROWS_PER_TASK, append, changed};
 use crate::cpu::elementary::sin_cos;
 use crate::cpu::vectorized;
-use crate::tiles::workers::for_each_number;
+use crate::tiles::workers::{for_each_number, for_each_task};
 use crate::tiles::{Strides, ViewMut};
 use crate::{Number, check_shape};
 use std::f64::consts::TAU;
@@ -104,51 +104,56 @@ vectorized! {
     }
 }
 
-/// Rows `[rows, row]` with the pairs of each head of these places turned by cosines and sines, `[rows, H, P]`. A head has `2 P`
-/// features.
+/// Turns the pairs of each head of these places of rows `[rows, row]` by cosines and sines, `[rows, H, P]`. A head has `2 P` features.
 ///
 /// # Panics
 /// If a slice has the wrong size.
-pub fn rotated<T: Number>(x: &[T], places: &[HeadLayout], [cos, sin]: [&[T]; 2]) -> Vec<T> {
+pub fn rotate<T: Number>(x: &mut [T], places: &[HeadLayout], [cos, sin]: [&[T]; 2]) {
     let (row, width) = row_and_angles(places, x.len(), cos.len());
     check_shape!(sin, as_cosines = cos.len());
-    changed(x, row, |task, x| {
-        let first = task * ROWS_PER_TASK * width;
-        for (row, (cos, sin)) in x.chunks_exact_mut(row).zip(cos[first..].chunks(width).zip(sin[first..].chunks(width)))
-        {
-            places.iter().for_each(|place| rotate_heads(row, place, [cos, sin], Turn::Forward));
+    let (rows, angles) = (ROWS_PER_TASK * row, ROWS_PER_TASK * width);
+    let tasks = x.chunks_mut(rows).zip(cos.chunks(angles)).zip(sin.chunks(angles));
+    for_each_task(tasks, |_, ((x, cos), sin)| {
+        for (x, turns) in x.chunks_exact_mut(row).zip(cos.chunks(width).zip(sin.chunks(width))) {
+            places.iter().for_each(|place| rotate_heads(x, place, turns, Turn::Forward));
         }
-    })
+    });
 }
 
-/// The gradients in the rows before they turned, and in the angles, `[rows, H, P]`, given those rows and the gradient in them after.
+/// The gradient in the angles, `[rows, H, P]`, given rows that have turned and the gradient in them, which becomes that in the rows
+/// before they turned.
 ///
 /// # Panics
 /// If a slice has the wrong size.
-pub fn backward<T: Number>([x, d_y]: [&[T]; 2], places: &[HeadLayout], [cos, sin]: [&[T]; 2]) -> (Vec<T>, Vec<f64>) {
-    let (row, width) = row_and_angles(places, x.len(), cos.len());
+pub fn backward<T: Number>(y: &[T], d_rows: &mut [T], places: &[HeadLayout], [cos, sin]: [&[T]; 2]) -> Vec<f64> {
+    let (row, width) = row_and_angles(places, y.len(), cos.len());
     check_shape!(sin, as_cosines = cos.len());
-    check_shape!(d_y, all = x.len());
-    let (mut d_x, mut d_angles) = (Vec::new(), vec![0.0; cos.len()]);
+    check_shape!(d_rows, all = y.len());
+    let mut d_angles = vec![0.0; cos.len()];
     let (rows, angles) = (ROWS_PER_TASK * row, ROWS_PER_TASK * width);
-    let tasks = x.chunks(rows).zip(d_y.chunks(rows)).zip(d_angles.chunks_mut(angles));
-    append(&mut d_x, x.len(), rows, tasks, |task, d_x, ((x, d_y), d_angles)| {
-        d_x.copy_from_slice(d_y);
-        let first = task * angles;
-        let turns = cos[first..].chunks(width).zip(sin[first..].chunks(width));
-        let of_rows = x.chunks_exact(row).zip(d_x.chunks_exact_mut(row));
-        for ((d_angles, (cos, sin)), (x, d_x)) in d_angles.chunks_mut(width).zip(turns).zip(of_rows) {
+    let turns = cos.chunks(angles).zip(sin.chunks(angles));
+    let tasks = d_angles.chunks_mut(angles).zip(y.chunks(rows).zip(d_rows.chunks_mut(rows))).zip(turns);
+    for_each_task(tasks, |_, ((d_angles, (y, d_rows)), (cos, sin))| {
+        let of_rows = y.chunks_exact(row).zip(d_rows.chunks_exact_mut(row));
+        let turns = cos.chunks(width).zip(sin.chunks(width));
+        for ((d_angles, (y, d_row)), turns) in d_angles.chunks_mut(width).zip(of_rows).zip(turns) {
             for place in places {
-                rotate_heads(d_x, place, [cos, sin], Turn::Inverse);
-                add_cross_products(&x[place.start..], &d_x[place.start..], place.stride, place.head_dim / 2, d_angles);
+                add_cross_products(
+                    &y[place.start..],
+                    &d_row[place.start..],
+                    place.stride,
+                    place.head_dim / 2,
+                    d_angles,
+                );
+                rotate_heads(d_row, place, turns, Turn::Inverse);
             }
         }
     });
-    (d_x, d_angles)
+    d_angles
 }
 
 /// Turns the heads of a row in place.
-fn rotate_heads<T: Number>(row: &mut [T], place: &HeadLayout, [cos, sin]: [&[T]; 2], turn: Turn) {
+fn rotate_heads<T: Number>(row: &mut [T], place: &HeadLayout, (cos, sin): (&[T], &[T]), turn: Turn) {
     let pairs = place.head_dim / 2;
     rotate_rows(&mut row[place.start..], place.heads, place.stride, cos, sin, pairs, pairs, turn);
 }
@@ -227,7 +232,9 @@ mod tests {
 
     fn turned(x: &[f64], increments: &[f64], positions: &[usize]) -> Vec<f64> {
         let [cos, sin] = cos_sin(increments, of(positions), &mut [0.0; 18]);
-        rotated(x, &[PLACE], [&cos, &sin])
+        let mut y = x.to_vec();
+        rotate(&mut y, &[PLACE], [&cos, &sin]);
+        y
     }
 
     #[test]
@@ -261,7 +268,8 @@ mod tests {
                 turned(x, increments, positions).iter().zip(&up).map(|(x, up)| x * up).sum()
             };
             let [cos, sin] = cos_sin(&increments, of(positions), &mut [0.0; 18]);
-            let (d_x, d_angles) = backward([&x, &up], &[PLACE], [&cos, &sin]);
+            let mut d_x = up.clone();
+            let d_angles = backward(&turned(&x, &increments, positions), &mut d_x, &[PLACE], [&cos, &sin]);
             assert_gradient("x", &x, &d_x, |x| loss(x, &increments));
             let found: Vec<f64> = d_increments(&d_angles, of(positions));
             assert_gradient("increments", &increments, &found, |increments| loss(&x, increments));
@@ -304,15 +312,16 @@ mod tests {
         let of = Increments { batch: 2, len: 200, width: 24, positions: &[] };
         assert_same_at_any_threads(|| {
             let [cos, sin] = cos_sin(&increments, of, &mut [0.0; 48]);
-            let turned = rotated(&x, &places, [&cos, &sin]);
-            let (d_x, d_angles) = backward([&x, &turned], &places, [&cos, &sin]);
-            (turned, d_x, d_increments::<f32>(&d_angles, of))
+            let (mut y, mut d_rows) = (x.clone(), x.clone());
+            rotate(&mut y, &places, [&cos, &sin]);
+            let d_angles = backward(&y, &mut d_rows, &places, [&cos, &sin]);
+            (y, d_rows, d_increments::<f32>(&d_angles, of))
         });
     }
 
     #[test]
     #[should_panic(expected = "126 angles are not [rows, H P] = [14, 6]")]
     fn heads_without_angles_panic() {
-        rotated(&[0.0; 14 * 23], &[HeadLayout { heads: 2, ..PLACE }], [&[0.0; 126] as &[f64]; 2]);
+        rotate(&mut [0.0; 14 * 23], &[HeadLayout { heads: 2, ..PLACE }], [&[0.0; 126] as &[f64]; 2]);
     }
 }

@@ -10,7 +10,7 @@
 
 use super::heads::{HeadLayout, in_order};
 use super::rotary::rotate_pairs;
-use super::{ROWS_PER_TASK, append, changed};
+use super::{ROWS_PER_TASK, append};
 use crate::cpu::lanes::{Lanes, SimdKernel, run};
 use crate::tiles::microkernel::StoreMode;
 use crate::tiles::product::{SmallGemm, StridedMatrix};
@@ -164,11 +164,14 @@ impl<'a, T: Number> FourierTask<'a, T> {
 /// If a slice has the wrong size.
 pub fn rotated<T: Number>(x: &[T], by: FourierRows<'_, T>) -> Vec<T> {
     by.check(x.len());
-    let mixtures = by.padded();
-    changed(x, by.places[0].row, |task, x| {
+    let (piece, mixtures, mut rows) = (ROWS_PER_TASK * by.places[0].row, by.padded(), Vec::new());
+    // a task copies its rows, and turns them while they are in its cache
+    append(&mut rows, x.len(), piece, x.chunks(piece), |task, rows, x| {
+        rows.copy_from_slice(x);
         let task = FourierTask::new(by, &mixtures, task * ROWS_PER_TASK, x.len());
-        run(RotateRows { task, x });
-    })
+        run(RotateRows { task, x: rows });
+    });
+    rows
 }
 
 /// The gradients in the rows before they turned, in C and in S, given those rows and the gradient in them after.
