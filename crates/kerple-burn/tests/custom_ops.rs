@@ -5,17 +5,20 @@ use crate::common::{
 };
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Tensor, TensorData};
-use kerple_burn::attention_context::{AttentionBias, ScoreContext};
+use kerple_burn::attention_context::{AttentionBias, AttentionMask, ScoreContext};
+use kerple_burn::heads::Heads;
 use kerple_burn::implementation::Impl;
 use kerple_burn::layers::{Norm, SelfAttention, normal_matrix};
 use kerple_burn::ops::ResidualBase;
 use kerple_burn::ops::attention::attention;
+use kerple_burn::ops::content_rotation::by_increments;
 use kerple_burn::ops::embedding::embed;
 use kerple_burn::ops::loss::{self, LmHeadTensors, LossTargets, losses};
 use kerple_burn::parameters::without_autodiff;
 use kerple_burn::plan::{BlockConfig, BlockSizes, NormKind, SinkKind};
 use kerple_burn::positional_encoding::PositionalEncoding;
 use kerple_core::encoding::{Encoding, Geometry, METHODS, Method};
+use kerple_core::forms::Mask;
 use rand::RngExt;
 
 /// A layer that holds an encoding, so that the tables' gradients reach its parameters.
@@ -70,6 +73,27 @@ fn long_sequences_have_the_bits_of_training() {
             both.attention.forward(x, ResidualBase::Input, &positions, implementation).into_data()
         };
         assert!(forward(&both, x.clone()) == forward(&without_autodiff(&both), x.inner()), "{kind}");
+    }
+}
+
+/// What becomes an operation's output stays as it is where others hold it, and so does a gradient.
+#[test]
+fn what_others_hold_is_not_changed_in_place() {
+    let (mut rng, heads) = (rng(5), Heads::square(2, 2, 4));
+    let [x, other, up] = [(); 3].map(|()| random([2, 5, heads.packed()], &mut rng));
+    let (x, other, increments) = (x.require_grad(), other.require_grad(), random([2, 5, 4], &mut rng).require_grad());
+    let mask = AttentionMask::from(Mask::CAUSAL);
+    let by = |x: Tensor<3>, implementation| by_increments(x, increments.clone(), heads, &mask, implementation);
+    let before = values(&x);
+    let y = by(x.clone(), Impl::Kernel);
+    assert_eq!(values(&x), before);
+    // both of a sum get one gradient
+    let gradients = ((y.clone() + other.clone()) * up.clone()).sum().backward();
+    assert_eq!(values(&other.grad(&gradients).unwrap()), values(&up));
+    let expected = (by(x.clone(), Impl::Reference) * up).sum().backward();
+    for (found, expected) in [&x, &increments].map(|of| (of.grad(&gradients).unwrap(), of.grad(&expected).unwrap())) {
+        let pairs = values(&found).into_iter().zip(values(&expected));
+        pairs.for_each(|(found, expected)| assert!((found - expected).abs() < 1e-12, "{found} {expected}"));
     }
 }
 

@@ -275,10 +275,11 @@ fn runs(input: &[usize], vocab: usize) -> Answers {
 /// Products of permutations as numbers in the factorial number system, which orders them as one-line notation does.
 fn products(group: &str, elements: &[usize], only_last: bool) -> Checked<Answers> {
     let (kind, size) = group.split_at_checked(1).ok_or("no group")?;
-    // all permutations are listed
+    // all elements are listed
+    let most = if kind == "z" { 1024 } else { 8 };
     let size = match size.parse() {
-        Ok(size @ 0..=8) => size,
-        _ => return Err(format!("`{group}` is not a group of at most eight points")),
+        Ok(size) if size <= most => size,
+        _ => return Err(format!("`{group}` is not a group of at most {most} points")),
     };
     let factorial = |n: usize| (1..=n).product::<usize>();
     let unrank = |mut rank: usize| -> Vec<usize> {
