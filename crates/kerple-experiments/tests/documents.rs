@@ -11,13 +11,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Papers and questions with a page of results.
-const PAPERS: [&str; 19] = [
+const PAPERS: [&str; 20] = [
     "kerple",
     "dape",
     "spe",
     "decay",
     "seeds",
     "budget",
+    "order",
     "induction",
     "draws",
     "arena",

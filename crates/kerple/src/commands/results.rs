@@ -7,12 +7,13 @@ use kerple_experiments::reproduce::title;
 use std::path::Path;
 
 /// Experiments whose rows are in `results/` of the repository.
-const BUNDLED: [&str; 19] = [
+const BUNDLED: [&str; 20] = [
     "kerple",
     "dape",
     "spe",
     "seeds",
     "budget",
+    "order",
     "decay",
     "draws",
     "arena",
