@@ -31,7 +31,7 @@ class Turn(NamedTuple):
 FASTER = "How many times faster kerple is than PyTorch"
 PYTHON = "How many times faster `kerple.torch` is than PyTorch"
 COST = "How long other scores and weights take, as a multiple of KERPLE-log, at 2048 tokens"
-MAPS = "How long changes of queries and keys take, as a share of attention with KERPLE-log, at 2048 tokens"
+MAPS = "How long changes of queries and keys alone take, as a share of attention with KERPLE-log, at 2048 tokens"
 DECODING = "How long one query after cached keys takes, with a cold cache, as a multiple of one with a fixed bias"
 TRAINING = "How long a training step takes, as a multiple of one with KERPLE-log"
 WINDOWS = "Time per token under a window, as a multiple of L = 16384"

@@ -70,6 +70,9 @@ fn sizes_that_do_not_fit_are_refused() {
     }
     assert_refused(&["eval", "--lengths", "16777216", "--batch", "16"], "needs about ");
     assert_refused(&["maps", "--head-dim", "15"], "maps turn pairs of features");
+    // its rows would fit, and the mixtures of its features do not
+    let wide = ["maps", "--lengths", "1", "--batch", "1", "--heads", "16", "--head-dim", "65536"];
+    assert_refused(&wide, "--lengths 1 needs about ");
 }
 
 /// An option that a work does not read is refused, and so is a device that it cannot run on.

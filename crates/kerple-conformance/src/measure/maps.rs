@@ -1,4 +1,4 @@
-//! Changes of queries and keys before attention, in place on packed rows, in turns with attention itself.
+//! Changes of queries and keys before attention, on packed rows, in turns with attention itself.
 
 use kerple::timing::inputs::{log_bias, noise};
 use kerple::timing::{Measurement, TimedSizes, TimedWork, array_bytes, check_agreement, check_memory};
@@ -27,7 +27,7 @@ impl TimedWork for TimedMaps {
             let message = format!("--head-dim {}: maps turn pairs of features", sizes.head_dim);
             return Err(CommandError::misuse(message, "give an even number"));
         }
-        check_memory(ARRAYS * array_bytes(len, sizes), len, None)
+        check_memory(ARRAYS * array_bytes(len, sizes) + mixture_bytes(len, sizes), len, None)
     }
 
     fn time(&self, len: usize, sizes: TimedSizes, report: &mut dyn FnMut(Measurement)) -> CommandResult {
@@ -51,6 +51,13 @@ impl TimedWork for TimedMaps {
         }
         Ok(())
     }
+}
+
+/// FoPE's mixtures, their copies and sums, and what every task of 64 rows keeps of their gradients.
+fn mixture_bytes(len: usize, TimedSizes { batch, heads, head_dim, .. }: TimedSizes) -> u128 {
+    let rows = batch as u128 * len.max(CHECKED_LENGTH) as u128;
+    let pairs = (head_dim / 2).next_multiple_of(16) as u128;
+    4 * (6 + 2 * rows.div_ceil(64)) * heads as u128 * pairs * pairs
 }
 
 /// Multiply-adds that cannot be avoided, twice.
@@ -77,7 +84,7 @@ struct PackedRows {
     out: Vec<f32>,
     d_out: Vec<f32>,
     lse: Vec<f32>,
-    /// Of the pairs of a head, `[L, D/2]`.
+    /// Cosines and sines of pairs, `[L, D/2]`.
     angles: [Vec<f32>; 2],
     /// `[B, L, H D/2]`
     increments: Vec<f32>,

@@ -152,29 +152,24 @@ fn sigmoid<T: Number>(a: T, rate: T) -> [T; 2] {
     [-rate * other, -rate * small * other]
 }
 
+/// Calls `put` with each number and its logit's gate and slope. The map is chosen outside of the loops, so that they are vectors.
+#[inline(always)]
+fn for_each_gate<T: Number>(map: HeadGateMap<T>, logits: &[T], to: &mut [T], put: impl Fn(&mut T, [T; 2])) {
+    let pairs = to.iter_mut().zip(logits);
+    match map {
+        HeadGateMap::LogSigmoid => pairs.for_each(|(to, a)| put(to, log_sigmoid(*a))),
+        HeadGateMap::Bounded(bound) => pairs.for_each(|(to, a)| put(to, bounded(*a, bound))),
+        HeadGateMap::Sigmoid(rate) => pairs.for_each(|(to, a)| put(to, sigmoid(*a, rate))),
+    }
+}
+
 vectorized! {
     /// Gates of one head of a sequence, `[L, D]`, from logits in rows of so many.
     fn gates_of_head(logits: &[T], sizes: [usize; 3], map: HeadGateMap<T>, to: &mut [T]) {
         let [row, width, repeats] = sizes;
         for (logits, to) in logits.chunks(row).zip(to.chunks_exact_mut(width * repeats)) {
             let (logits, (first, second)) = (&logits[..width], to.split_at_mut(width));
-            match map {
-                HeadGateMap::LogSigmoid => {
-                    for (to, a) in first.iter_mut().zip(logits) {
-                        *to = log_sigmoid(*a)[0];
-                    }
-                }
-                HeadGateMap::Bounded(bound) => {
-                    for (to, a) in first.iter_mut().zip(logits) {
-                        *to = bounded(*a, bound)[0];
-                    }
-                }
-                HeadGateMap::Sigmoid(rate) => {
-                    for (to, a) in first.iter_mut().zip(logits) {
-                        *to = sigmoid(*a, rate)[0];
-                    }
-                }
-            }
+            for_each_gate(map, logits, first, |to, [gate, _]| *to = gate);
             if repeats == 2 {
                 second.copy_from_slice(first);
             }
@@ -184,23 +179,7 @@ vectorized! {
 
 vectorized! {
     fn times_slopes(logits: &[T], map: HeadGateMap<T>, to: &mut [T]) {
-        match map {
-            HeadGateMap::LogSigmoid => {
-                for (to, a) in to.iter_mut().zip(logits) {
-                    *to = *to * log_sigmoid(*a)[1];
-                }
-            }
-            HeadGateMap::Bounded(bound) => {
-                for (to, a) in to.iter_mut().zip(logits) {
-                    *to = *to * bounded(*a, bound)[1];
-                }
-            }
-            HeadGateMap::Sigmoid(rate) => {
-                for (to, a) in to.iter_mut().zip(logits) {
-                    *to = *to * sigmoid(*a, rate)[1];
-                }
-            }
-        }
+        for_each_gate(map, logits, to, |to, [_, slope]| *to = *to * slope);
     }
 }
 

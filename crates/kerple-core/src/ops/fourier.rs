@@ -6,7 +6,7 @@
 //! d_c = x1 d_y1 + x2 d_y2    d_s = x1 d_y2 - x2 d_y1    d_C = sum over rows of cos(t f)^T d_c    d_S likewise
 //! ```
 //!
-//! The mixtures of a head over the rows of a task are matrix products, and so are their gradients.
+//! For the rows of a task, each head's mixtures and their gradients are matrix products.
 
 use super::heads::{HeadLayout, in_order};
 use super::rotary::rotate_pairs;
@@ -138,7 +138,7 @@ impl<'a, T: Number> FourierTask<'a, T> {
         self.turns.each_ref().map(|of| &of[row * self.width..][..self.by.pairs()])
     }
 
-    /// The gradient in the mixtures of a head, given that in the cosines and sines of its pairs, `[rows, width]`.
+    /// Writes one head's gradients in C and S, given those in the cosines and sines of its pairs, `[rows, width]`.
     #[inline(always)]
     fn d_mixtures<L: Lanes<Number = T>>(&self, lanes: L, head: usize, d_turns: &[Vec<T>; 2], to: [&mut [T]; 2]) {
         let (rates, columns) = (self.by.rates, self.by.columns());
